@@ -1,0 +1,141 @@
+import dataclasses
+
+import pytest
+
+from tfdist.build import patch
+from tfdist.build.errors import BuildError
+from tfdist.build.patch import EDITS, Edit
+
+# From the sdist of Horovod 0.28.1 (Apache-2.0), with what stands around the edited lines.
+SOURCE = {
+    "horovod/tensorflow/CMakeLists.txt": """\
+# TF SOURCES
+list(APPEND TF_SOURCES "${PROJECT_SOURCE_DIR}/horovod/tensorflow/mpi_ops.cc")
+list(APPEND TF_SOURCES "${PROJECT_SOURCE_DIR}/horovod/tensorflow/xla_mpi_ops.cc")
+
+# Create library
+""",
+    # The three functions that set the interface; only the last is wrong.
+    "horovod/common/gloo/gloo_context.cc": """\
+  attr device_attr;
+  device_attr.iface = gloo_iface_;
+
+  device_attr.ai_family = AF_UNSPEC;
+  auto dev = CreateDevice(device_attr);
+  ctx = std::make_shared<gloo::mpi::Context>(mpi_ctx.global_comm);
+
+  attr device_attr;
+  device_attr.iface = gloo_iface_;
+
+  device_attr.ai_family = AF_UNSPEC;
+  auto dev = CreateDevice(device_attr);
+  auto host_env = std::getenv(HOROVOD_HOSTNAME);
+
+  attr device_attr;
+  device_attr.iface = gloo_iface_;
+  device_attr.ai_family = AF_UNSPEC;
+  auto dev = CreateDevice(device_attr);
+
+  global_ctx = global_context.ctx;
+  timeout_ = global_context.timeout_;
+""",
+    "horovod/common/common.h": """\
+#include <functional>
+#include <memory>
+#include <string>
+#include <unordered_map>
+#include <unordered_set>
+""",
+    "horovod/common/group_table.h": """\
+#include <mutex>
+#include <queue>
+#include <unordered_map>
+#include <vector>
+""",
+    "horovod/runner/js_run.py": """\
+from horovod.runner.util import lsf
+from distutils.spawn import find_executable
+from horovod.runner.mpi_run import _get_mpi_implementation_flags, _MPI_NOT_FOUND_ERROR_MSG
+""",
+}
+
+
+@pytest.fixture
+def tree(tmp_path):
+    for name, text in SOURCE.items():
+        file = tmp_path / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text)
+    return tmp_path
+
+
+def test_each_edit_changes_its_place_and_nothing_else(tree):
+    patch.apply(tree)
+    added, removed = [], []
+    for name, text in SOURCE.items():
+        old, new = text.splitlines(), (tree / name).read_text().splitlines()
+        removed += [line for line in old if old.count(line) > new.count(line)]
+        added += [line for line in new if new.count(line) > old.count(line)]
+    xla = 'list(APPEND TF_SOURCES "${PROJECT_SOURCE_DIR}/horovod/tensorflow/xla_mpi_ops.cc")'
+    assert set(removed) == {
+        xla,
+        "  device_attr.iface = gloo_iface_;",
+        "from distutils.spawn import find_executable",
+    }
+    assert sorted(added) == [
+        "  device_attr.iface = global_context.gloo_iface_;",
+        "#include <stdexcept>",
+        "#include <string>",
+        "from shutil import which as find_executable",
+    ]
+
+
+def test_only_the_process_sets_interface_is_changed(tree):
+    patch.apply(tree)
+    text = (tree / "horovod/common/gloo/gloo_context.cc").read_text()
+    assert text.count("iface = gloo_iface_;") == 2
+    assert text.index("global_context.gloo_iface_") > text.rindex("iface = gloo_iface_;")
+
+
+@pytest.mark.parametrize("edit", EDITS, ids=lambda edit: edit.file)
+def test_text_not_found_is_refused_and_nothing_is_written(tree, edit):
+    (tree / edit.file).write_text("something else\n")
+    with pytest.raises(BuildError) as caught:
+        patch.apply(tree)
+    assert edit.file in str(caught.value)
+    assert "0 times" in str(caught.value)
+    for name in SOURCE:
+        if name != edit.file:
+            assert (tree / name).read_text() == SOURCE[name]
+
+
+def test_patching_twice_is_refused(tree):
+    patch.apply(tree)
+    with pytest.raises(BuildError, match="0 times"):
+        patch.apply(tree)
+
+
+def test_text_found_twice_is_refused():
+    edit = Edit("a.cc", "x = 1;\n", "x = 2;\n", "because")
+    with pytest.raises(BuildError, match="2 times"):
+        edit.on("x = 1;\nx = 1;\n")
+
+
+def test_missing_file_is_refused(tree):
+    (tree / EDITS[0].file).unlink()
+    with pytest.raises(BuildError, match="CMakeLists.txt is missing"):
+        patch.apply(tree)
+
+
+def test_two_edits_of_one_file_both_happen(tmp_path):
+    (tmp_path / "a").write_text("one two")
+    patch.apply(tmp_path, [Edit("a", "one", "1", ""), Edit("a", "two", "2", "")])
+    assert (tmp_path / "a").read_text() == "1 2"
+
+
+def test_fingerprint_follows_what_is_done_and_not_how_it_is_explained():
+    explained = [dataclasses.replace(edit, why="for another reason") for edit in EDITS]
+    assert patch.fingerprint(explained) == patch.fingerprint()
+    for field in ("file", "old", "new"):
+        changed = [dataclasses.replace(EDITS[0], **{field: "other"}), *EDITS[1:]]
+        assert patch.fingerprint(changed) != patch.fingerprint()

@@ -1,0 +1,127 @@
+"""The whole of `tfdist build-horovod`: look, plan, take the wheel or build it, install, check."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from tfdist.build import cache, check, commands, plan, steps, survey
+from tfdist.build.errors import BuildError
+
+
+class Progress(Protocol):
+    """Where the job says how far it is."""
+
+    def step(self, title: str) -> AbstractContextManager[None]:
+        """Entered when a step starts, left when it ends."""
+
+    def note(self, text: str) -> None:
+        """One line for the user."""
+
+
+@dataclass(frozen=True)
+class Options:
+    """What the user may choose.
+
+    Attributes:
+        without_mpi: Gloo alone, even where `mpicc` is there.
+        jobs: compiler processes at a time, None for the number that fits.
+        sdist: Horovod's sdist, where there is no network.
+        rebuild: compile even if the wheel is cached, and install even if it is installed.
+    """
+
+    without_mpi: bool = False
+    jobs: int | None = None
+    sdist: Path | None = None
+    rebuild: bool = False
+
+
+def build(options: Options, progress: Progress) -> plan.Plan:
+    """Leave a Horovod that works with the installed TensorFlow in this environment.
+
+    Returns:
+        the plan that was carried out.
+
+    Raises:
+        BuildError: with what to install or do.
+    """
+    machine = survey.look()
+    todo = plan.make_plan(machine, without_mpi=options.without_mpi, jobs=options.jobs)
+    root = cache.root()
+    log = root / "logs" / f"{todo.key}.log"
+    try:
+        log.parent.mkdir(parents=True, exist_ok=True)
+        log.touch()
+    except OSError as error:
+        raise BuildError(
+            f"The cache {root} cannot be written: {error.strerror}. Point TFDIST_CACHE at a "
+            "directory that can."
+        ) from None
+    name, version = todo.tensorflow
+    controllers = " and ".join(todo.controllers)
+    progress.note(f"Horovod {todo.version} for {name} {version}, controllers: {controllers}")
+    if _installed(todo, options):
+        progress.note("It is installed already.")
+    else:
+        _provide(todo, options, root, log, progress)
+    for controller in todo.controllers:
+        if not check.can_check(controller):
+            progress.note(f"{controller} is built in, but not checked: there is no mpirun on PATH.")
+            continue
+        with progress.step(f"Summing a tensor over two processes ({controller})"):
+            check.all_reduce(controller, log)
+    return todo
+
+
+def _installed(todo: plan.Plan, options: Options) -> bool:
+    return survey.installed_horovod() == todo.version and not options.rebuild
+
+
+def _provide(todo: plan.Plan, options: Options, root: Path, log: Path, progress: Progress) -> None:
+    """Install the wheel from the cache, building it first where it is not there."""
+    wheels = cache.WheelCache(root / "wheels")
+    with (
+        tempfile.TemporaryDirectory(prefix="tfdist-horovod-") as folder,
+        wheels.lock(
+            todo.key, lambda: progress.note("Another process builds this wheel; waiting for it.")
+        ),
+    ):
+        if _installed(todo, options):
+            # By the one who held the key, in this environment: do not install under its check.
+            return
+        work = Path(folder)
+        wheel = None if options.rebuild else wheels.get(todo.key)
+        if wheel is None:
+            wheel = wheels.put(
+                todo.key,
+                _compile(todo, options, root, work, log, progress),
+                {"version": todo.version, "tensorflow": todo.tensorflow},
+            )
+        else:
+            progress.note(f"Taking the wheel that was built before: {wheel}")
+        with progress.step("Installing Horovod"):
+            steps.install(todo, wheel, work, log)
+
+
+def _compile(
+    todo: plan.Plan, options: Options, root: Path, work: Path, log: Path, progress: Progress
+) -> Path:
+    """The freshly built wheel, in `work`."""
+    plan.check_programs(todo)
+    # A log for each build; here, where the key is held, so that nobody else writes into it.
+    log.write_text("", encoding="utf-8")
+    tools = None
+    if todo.tools:
+        with progress.step(f"Fetching build tools ({', '.join(todo.tools)})"):
+            tools = steps.bring_tools(todo, work, log)
+    env = commands.tool_environment(os.environ, None if tools is None else str(tools))
+    with progress.step("Fetching Horovod's source"):
+        sdist = steps.fetch_sdist(options.sdist, env, root, work, log)
+    source = steps.unpack(sdist, work)
+    progress.note(f"The compiler's output goes to {log}")
+    with progress.step("Compiling Horovod (takes minutes)"):
+        return steps.compile_wheel(source, {**env, **todo.environment}, work, log)

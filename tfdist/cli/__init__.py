@@ -1,0 +1,1 @@
+"""The `tfdist` command: one verb a file, loaded when it is used."""

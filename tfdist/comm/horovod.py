@@ -1,0 +1,249 @@
+"""The group of processes that Horovod's launcher started. The only file that imports Horovod.
+
+Horovod pairs tensors of the ranks by the name of the graph node. So every node here gets the given name, and
+`ignore_name_scope` drops what enclosing functions put before it. Outside a `tf.function` TensorFlow drops the
+name instead: eager collectives pair by kind, in the order of the calls.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import os
+import re
+import socket
+import threading
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import tensorflow as tf
+
+from tfdist.comm import watch, wire
+from tfdist.comm.collective import check_op
+
+if TYPE_CHECKING:
+    from tfdist.cluster import World
+
+# Set before Horovod starts, where the user has not set them.
+DEFAULTS = {
+    "HOROVOD_FUSION_THRESHOLD": "0",  # tfdist packs; packing twice copies twice
+    "HOROVOD_CYCLE_TIME": "0.1",  # ms between looks for new tensors
+    "HOROVOD_STALL_CHECK_TIME_SECONDS": "300",  # tfdist.comm.watch names missing ranks long before
+}
+
+# What TensorFlow's error says when Horovod broke a collective off.
+_LOST = (
+    "Horovod has been shut down",
+    "Horovod has not been initialized",
+    "Horovod background loop",
+)
+
+
+def connect(world: World) -> HorovodCollective:
+    """Joins the other ranks; returns when all are there.
+
+    Raises:
+      RuntimeError: Horovod is not built for this TensorFlow, or the ranks cannot reach each other.
+    """
+    for key, value in DEFAULTS.items():
+        os.environ.setdefault(key, value)
+    where = f"rank {world.rank} of {world.size} on {world.host}"
+    try:
+        from horovod.tensorflow import mpi_ops
+    except Exception as error:
+        raise RuntimeError(
+            f"{where}: Horovod does not load with TensorFlow {tf.__version__} ({error}). Build it with "
+            "`tfdist build-horovod`; `tfdist doctor` shows what is there"
+        ) from error
+    try:
+        mpi_ops.init()
+    except Exception as error:
+        raise RuntimeError(
+            f"{where}: Horovod could not connect the ranks ({error}). Start the script with `tfdist run -np "
+            f"{world.size}` or `horovodrun -np {world.size}`; `tfdist doctor` shows which controllers are built, "
+            "and on several hosts each must reach the others (--network-interfaces)"
+        ) from error
+    if mpi_ops.size() != world.size:
+        raise RuntimeError(
+            f"{where}: Horovod counts {mpi_ops.size()} ranks, the environment says {world.size}. Its launcher and "
+            "its controller do not match: start with `horovodrun --gloo` (or `--mpi`), see `tfdist doctor`"
+        )
+    return HorovodCollective(mpi_ops)
+
+
+class HorovodCollective:
+    """`tfdist.comm.collective.Collective` by Horovod's operations, on the CPU."""
+
+    def __init__(self, mpi_ops: Any) -> None:
+        self._hvd, self._lib = mpi_ops, mpi_ops.MPI_LIB
+        self.rank, self.size = mpi_ops.rank(), mpi_ops.size()
+        self.local_rank, self.local_size = mpi_ops.local_rank(), mpi_ops.local_size()
+        self._reductions = {
+            "sum": mpi_ops.Sum, "min": mpi_ops.Min, "max": mpi_ops.Max,
+            "product": mpi_ops.Product, "adasum": mpi_ops.Adasum,
+        }  # fmt: skip
+        self._closing, self._closed = threading.Lock(), False
+        # Two threads in Horovod's shutdown at once never return: ours is the only way there.
+        atexit.unregister(mpi_ops.shutdown)
+        atexit.register(self._leave)
+        self.hosts = ("?",) * self.size
+        mine = tf.io.decode_raw(socket.gethostname() + "\n", tf.uint8)
+        joined = bytes(self.all_gather(mine, "hosts").numpy()).decode()
+        self.hosts = tuple(joined.splitlines())
+
+    def all_reduce(self, tensor: tf.Tensor, name: str, op: str = "sum") -> tf.Tensor:
+        check_op(op)
+        if op == "adasum":
+            self.check_adasum()
+
+        @tf.custom_gradient
+        def reduced(x: tf.Tensor) -> Any:
+            def gradient(upstream: tf.Tensor) -> tf.Tensor:
+                if op not in ("sum", "mean"):
+                    raise ValueError(f"all_reduce {name!r} with {op!r} has no gradient; 'sum' and 'mean' have")
+                return self.all_reduce(upstream, f"{name}.gradient", op)
+
+            sent, back = wire.for_reduction(x, op, name)
+            result = back(self._reduce(sent, name, "sum" if op == "mean" else op))
+            return (result / self.size if op == "mean" else result), gradient
+
+        return reduced(tf.convert_to_tensor(tensor))
+
+    def all_gather(self, tensor: tf.Tensor, name: str) -> tf.Tensor:
+        @tf.custom_gradient
+        def gathered(x: tf.Tensor) -> Any:
+            def gradient(upstream: tf.Tensor) -> tf.Tensor:
+                total = self.all_reduce(upstream, f"{name}.gradient")
+                rows = self.all_gather(tf.shape(x)[:1], f"{name}.rows")
+                start = tf.reduce_sum(rows[: self.rank])
+                return total[start : start + rows[self.rank]]
+
+            sent, back = wire.for_move(x, name)
+            with self._region("all_gather", name):
+                result = self._lib.horovod_allgather(
+                    _opaque(sent), name=_node(name), ignore_name_scope=True
+                )
+            return back(result), gradient
+
+        tensor = tf.convert_to_tensor(tensor)
+        if tensor.shape.rank == 0:
+            raise ValueError(f"all_gather {name!r}: got a scalar; it needs at least one axis to join along")
+        return gathered(tensor)
+
+    def broadcast(self, tensor: tf.Tensor, root: int, name: str) -> tf.Tensor:
+        if not 0 <= root < self.size:
+            raise ValueError(f"broadcast {name!r}: root is {root}; ranks are 0 to {self.size - 1}")
+
+        @tf.custom_gradient
+        def sent_to_all(x: tf.Tensor) -> Any:
+            def gradient(upstream: tf.Tensor) -> tf.Tensor:
+                total = self.all_reduce(upstream, f"{name}.gradient")
+                # Plain zeros would let the graph optimizer drop the reduction, on these ranks only.
+                return tf.where(_opaque(tf.constant(self.rank == root)), total, tf.zeros_like(total))
+
+            sent, back = wire.for_move(x, name)
+            with self._region("broadcast", name):
+                result = self._lib.horovod_broadcast(
+                    _opaque(sent), name=_node(name), root_rank=root, ignore_name_scope=True
+                )
+            return back(result), gradient
+
+        return sent_to_all(tf.convert_to_tensor(tensor))
+
+    def reduce_scatter(self, tensor: tf.Tensor, name: str, op: str = "sum") -> tf.Tensor:
+        check_op(op)
+        tensor = tf.convert_to_tensor(tensor)
+        if tensor.shape.rank == 0:
+            raise ValueError(f"reduce_scatter {name!r}: got a scalar; it needs at least one axis to split")
+        if op not in ("sum", "mean"):  # Horovod scatters sums only
+            whole = self.all_reduce(tensor, name, op)
+            start, stop = _part(tf.shape(whole)[0], self.rank, self.size)
+            return whole[start:stop]
+
+        @tf.custom_gradient
+        def scattered(x: tf.Tensor) -> Any:
+            def gradient(upstream: tf.Tensor) -> tf.Tensor:
+                whole = self.all_gather(upstream, f"{name}.gradient")
+                return whole / self.size if op == "mean" else whole
+
+            sent, back = wire.for_reduction(x, op, name)
+            with self._region("reduce_scatter", name):
+                result = self._lib.horovod_reducescatter(
+                    _opaque(sent), name=_node(name), reduce_op=self._hvd.Sum,
+                    prescale_factor=1.0, postscale_factor=1.0, ignore_name_scope=True,
+                )  # fmt: skip
+            result = back(result)
+            return (result / self.size if op == "mean" else result), gradient
+
+        return scattered(tensor)
+
+    def abort(self) -> None:
+        with self._closing:
+            self._close()
+
+    def lost(self, error: BaseException) -> bool:
+        """Whether `error` says that a collective broke off because a rank left or aborted."""
+        return isinstance(error, tf.errors.OpError) and any(t in str(error) for t in _LOST)
+
+    def _close(self) -> None:
+        if not self._closed:
+            self._closed = True
+            self._hvd.shutdown()
+
+    def _leave(self) -> None:
+        # At exit. Another thread may be stuck in shutdown because a peer is; do not wait for it.
+        if not self._closing.acquire(timeout=10.0):
+            os._exit(1)
+        try:
+            self._close()
+        finally:
+            self._closing.release()
+
+    def check_adasum(self) -> None:
+        """Raises RuntimeError where Horovod has no Adasum for CPU tensors, saying what it needs."""
+        have = []
+        if not self._hvd.mpi_built():
+            have.append("Horovod was built without MPI (install MPI, then `tfdist build-horovod`)")
+        elif not self._hvd.mpi_enabled():
+            have.append("the ranks are connected by Gloo (start with `--mpi`)")
+        if self.size & (self.size - 1):
+            have.append(f"there are {self.size} ranks")
+        if have:
+            raise RuntimeError(
+                f"rank {self.rank} on {self.hosts[self.rank]}: Adasum needs MPI and 2, 4, 8, ... ranks, but "
+                + " and ".join(have)
+                + "; or use reduce_op='mean'"
+            )
+
+    def _reduce(self, tensor: tf.Tensor, name: str, op: str) -> tf.Tensor:
+        with self._region("all_reduce", name):
+            return self._lib.horovod_allreduce(
+                _opaque(tensor), name=_node(name), reduce_op=self._reductions[op],
+                prescale_factor=1.0, postscale_factor=1.0, ignore_name_scope=True,
+            )  # fmt: skip
+
+    @contextlib.contextmanager
+    def _region(self, kind: str, name: str) -> Iterator[None]:
+        # While a graph is traced nothing waits; the caller of the graph guards its run.
+        guard = watch.waiting(f"{kind} {name!r}") if tf.executing_eagerly() else contextlib.nullcontext()
+        with guard, tf.device("/CPU:0"):
+            yield
+
+
+def _opaque(tensor: tf.Tensor) -> tf.Tensor:
+    """The tensor, hidden from the graph optimizer: it would run a collective of constants while it optimizes."""
+    if tf.executing_eagerly():
+        return tensor
+    return tf.raw_ops.PlaceholderWithDefault(input=tensor, shape=tensor.shape)
+
+
+def _node(name: str) -> str:
+    """A legal node name without a scope: Horovod keeps what follows the last '/'."""
+    return "tfdist." + re.sub(r"[^A-Za-z0-9_.\-]", "_", name)
+
+
+def _part(rows: Any, rank: int, size: int) -> tuple[Any, Any]:
+    """Rows [start, stop) of `rank` when `rows` are split as Horovod's reduce-scatter splits them."""
+    share, longer = rows // size, rows % size
+    start = share * rank + tf.minimum(rank, longer)
+    return start, start + share + tf.cast(rank < longer, start.dtype)

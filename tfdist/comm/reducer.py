@@ -1,0 +1,151 @@
+"""Sums the gradients of a step over ranks: packed into buckets, each sent as soon as its gradients are there."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import tensorflow as tf
+
+from tfdist.comm import fusion, sparse
+from tfdist.comm.agreement import agree
+from tfdist.comm.buckets import Bucket, Row, plan
+from tfdist.comm.collective import Collective, check_op
+from tfdist.comm.compression import Compression, resolve
+
+Gradient = tf.Tensor | tf.IndexedSlices | None
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """What one call of `reduce` sends, as planned when it was traced."""
+
+    buckets: tuple[Bucket, ...] = ()
+    dense_bytes: int = 0  # of gradients, before compression
+    wire_bytes: int = 0  # a rank hands to the ring, sparse rows not counted
+    sparse: tuple[str, ...] = ()  # names of the gradients that go by rows
+    absent: tuple[str, ...] = field(default=())  # names of the variables without a gradient
+
+
+class GradientReducer:
+    """Sums lists of gradients over the ranks of `collective`.
+
+    Args:
+      bucket_bytes: the most bytes that travel as one tensor.
+      compression: None, "fp16" or an object, see `tfdist.comm.compression`.
+      reduce_op: "sum"; "mean" sums as well (the ranks' losses are weighted before); or "adasum".
+
+    Attributes:
+      traffic: `Traffic` by the `key` given to `reduce`.
+    """
+
+    def __init__(
+        self,
+        collective: Collective,
+        bucket_bytes: int,
+        compression: str | Compression | None = None,
+        reduce_op: str = "sum",
+    ) -> None:
+        check_op(reduce_op, ("sum", "mean", "adasum"))
+        self.collective, self.bucket_bytes = collective, int(bucket_bytes)
+        self.compression = resolve(compression)
+        self.op = "adasum" if reduce_op == "adasum" else "sum"
+        self.traffic: dict[str, Traffic] = {}
+        self._agreed: set[tuple[object, ...]] = set()
+
+    def reduce(
+        self,
+        grads: Sequence[Gradient],
+        names: Sequence[str],
+        key: str,
+        facts: tf.Tensor | None = None,
+    ) -> tuple[list[Gradient], tf.Tensor | None]:
+        """Reduces gradients, and sums the float32 vector `facts`, over ranks. Eager or in a `tf.function`.
+
+        Args:
+          grads: in the order of the variables; dense ones have static shapes; None stays None.
+          names: of the variables, for messages.
+          key: makes the tensors' names unique: one for each optimizer, the same on every rank.
+          facts: shape [k]; rides in the first float32 bucket, never compressed.
+
+        Returns:
+          the reduced gradients (sparse ones with each row once) and the summed facts.
+
+        Raises:
+          ValueError: a gradient has no static shape, or the ranks' gradients differ (on every rank, at first use).
+        """
+        if self.collective.size == 1:
+            return list(grads), facts
+        rows = [_row(g, n) for g, n in zip(grads, names, strict=True)]
+        self._agree(grads, rows, key)
+        dense = [i for i, g in enumerate(grads) if isinstance(g, tf.Tensor)]
+        buckets = plan([rows[i] for i in dense], self.bucket_bytes)
+        self._note(grads, names, key, buckets)
+        rides = facts is not None and self.op == "sum" and self.compression is None
+        result: list[Gradient] = list(grads)
+        total = None
+        before: list[tf.Tensor] = []
+        for bucket in buckets:
+            members = [dense[r] for r in bucket.rows]
+            carries = rides and total is None and bucket.dtype == "float32"
+            with tf.control_dependencies(before):  # later buckets never overtake
+                tensors = [tf.cast(grads[i], bucket.dtype) for i in members]
+                flat = fusion.pack([*tensors, facts] if carries else tensors)
+            before = [flat]
+            flat = self._send(flat, f"{key}.bucket{bucket.index}")
+            shapes = [rows[i].shape for i in members]
+            if carries:
+                *parts, total = fusion.unpack(flat, [*shapes, facts.shape])
+            else:
+                parts = fusion.unpack(flat, shapes)
+            for i, part in zip(members, parts, strict=True):
+                result[i] = tf.cast(part, grads[i].dtype)
+        for i, grad in enumerate(grads):
+            if isinstance(grad, tf.IndexedSlices):
+                result[i] = sparse.all_reduce(self.collective, grad, f"{key}.sparse{i}")
+        if facts is not None and total is None:
+            total = self.collective.all_reduce(facts, f"{key}.facts")
+        return result, total
+
+    def _send(self, flat: tf.Tensor, name: str) -> tf.Tensor:
+        if self.compression is None or flat.dtype != tf.float32:
+            return self.collective.all_reduce(flat, name, self.op)
+        wire, context = self.compression.compress(
+            flat, self.collective.size, lambda x: self.collective.all_reduce(x, f"{name}.max", "max")
+        )
+        return self.compression.decompress(self.collective.all_reduce(wire, name, self.op), context)
+
+    def _agree(self, grads: Sequence[Gradient], rows: Sequence[Row], key: str) -> None:
+        table = tuple((r.name, r.shape, _kind(g, r)) for g, r in zip(grads, rows, strict=True))
+        if (key, table) not in self._agreed:
+            agree(self.collective, table, f"gradients of {key!r}")
+            self._agreed.add((key, table))
+
+    def _note(
+        self, grads: Sequence[Gradient], names: Sequence[str], key: str, buckets: tuple[Bucket, ...]
+    ) -> None:
+        total = sum(b.nbytes for b in buckets)
+        self.traffic[key] = Traffic(
+            buckets, total, total,
+            tuple(n for g, n in zip(grads, names, strict=True) if isinstance(g, tf.IndexedSlices)),
+            tuple(n for g, n in zip(grads, names, strict=True) if g is None),
+        )  # fmt: skip
+
+
+def _row(grad: Gradient, name: str) -> Row:
+    if grad is None:
+        return Row(name, (), "none", 0)
+    if isinstance(grad, tf.IndexedSlices):
+        return Row(name, tuple(grad.values.shape[1:]), grad.values.dtype.name, 0)
+    if not grad.shape.is_fully_defined():
+        raise ValueError(
+            f"the gradient of {name!r} has the shape {grad.shape}, which is not known before the step runs; "
+            "buckets need static shapes: use tf.ensure_shape in the layer that makes it"
+        )
+    # Horovod reduces no bfloat16: it travels as float32.
+    dtype = tf.float32 if grad.dtype == tf.bfloat16 else grad.dtype
+    return Row(name, tuple(grad.shape), dtype.name, grad.shape.num_elements() * dtype.size)
+
+
+def _kind(grad: Gradient, row: Row) -> str:
+    return f"sparse {row.dtype}" if isinstance(grad, tf.IndexedSlices) else row.dtype

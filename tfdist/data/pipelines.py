@@ -1,0 +1,139 @@
+"""Datasets shared among ranks: by rows of each global batch, by file, or as the ranks bring them."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import tensorflow as tf
+
+from tfdist.comm.collective import Collective
+from tfdist.data.agreed import AgreedDataset
+from tfdist.data.share import cut, cut_rows, rows
+from tfdist.data.shares import bounds, check_batch, describe
+
+Policy = tf.data.experimental.AutoShardPolicy
+
+
+class Plan(NamedTuple):
+    """How a dataset is shared: the rank's dataset, the sentence that says so, whether shares are of one batch."""
+
+    dataset: Any
+    sentence: str
+    together: bool
+
+
+def policy_of(dataset: tf.data.Dataset) -> Policy:
+    """The `auto_shard_policy` that the user set on a dataset; AUTO when none."""
+    return Policy(dataset.options().experimental_distribute.auto_shard_policy)
+
+
+def batch_size(dataset: tf.data.Dataset) -> int | None:
+    """Rows of a full batch of a dataset, where that can be told without reading it."""
+    size = int(tf.raw_ops.ComputeBatchSize(input_dataset=tf.data.experimental.to_variant(dataset)))
+    if size > 0:
+        return size
+    for spec in tf.nest.flatten(dataset.element_spec):
+        shape = getattr(spec, "shape", None)
+        if shape is not None and shape.rank and shape[0]:
+            return int(shape[0])
+    return None
+
+
+def share(dataset: tf.data.Dataset, comm: Collective, *, label: bool = False, by_file: bool = True) -> Plan:
+    """Turns a dataset of global batches into this rank's dataset of `Share`.
+
+    Args:
+        label: fingerprint each global batch, so that ranks notice that they see different ones.
+        by_file: whether files may be shared instead of batches (the order of samples is then another).
+
+    Raises:
+        ValueError: a global batch that is smaller than the number of ranks; ranks whose finite datasets
+            have different lengths although they should be copies of each other.
+    """
+    policy = policy_of(dataset)
+    if policy == Policy.OFF:
+        return Plan(AgreedDataset(dataset, comm), "auto_shard_policy OFF: the ranks' own batches, neither cut nor rebatched", False)
+    size = batch_size(dataset)
+    if size is not None:
+        check_batch(size, comm.size, "the dataset's batch")
+    if by_file and policy in (Policy.AUTO, Policy.FILE):
+        mine = shard_files(dataset, comm.rank, comm.size, size)
+        everywhere = bool(comm.all_reduce(tf.constant(mine is not None, tf.int32), "data/files", "min"))
+        if everywhere and mine is not None:
+            return Plan(AgreedDataset(mine, comm), f"files shared among {comm.size} ranks", False)
+        if policy == Policy.FILE:
+            raise ValueError(
+                "auto_shard_policy FILE was set, but the dataset's files could not be shared among "
+                f"{comm.size} ranks: it needs at least as many files as ranks, read by a tf.data reader, and a "
+                "batch size that can be told from the pipeline. Use DATA, or bring more files."
+            )
+
+    @tf.autograph.experimental.do_not_convert
+    def part(*batch: Any) -> Any:
+        return cut(_packed(batch), comm.rank, comm.size, label)
+
+    mine = dataset.map(part, num_parallel_calls=2)
+    length = int(dataset.cardinality())
+    if length == tf.data.UNKNOWN_CARDINALITY:
+        return Plan(AgreedDataset(mine.prefetch(2), comm), _cut_sentence(size, comm.size), True)
+    longest = int(comm.all_reduce(tf.constant(length, tf.int64), "data/longest", "max"))
+    shortest = int(comm.all_reduce(tf.constant(length, tf.int64), "data/shortest", "min"))
+    if longest != shortest:
+        raise ValueError(
+            f"The ranks' datasets have {shortest} to {longest} batches (rank {comm.rank}: {length}), but every rank "
+            "must build the same dataset of global batches, from which its share is cut. If each rank brings its "
+            "own batches, set `options.experimental_distribute.auto_shard_policy = AutoShardPolicy.OFF`."
+        )
+    return Plan(mine.prefetch(2), _cut_sentence(size, comm.size), True)
+
+
+def _cut_sentence(batch: int | None, size: int) -> str:
+    return describe(batch, size) if batch is not None else f"each global batch cut among {size} ranks"
+
+
+def _packed(batch: tuple) -> Any:
+    return batch if len(batch) > 1 else batch[0]
+
+
+def plain_share(dataset: tf.data.Dataset, rank: int, size: int) -> tf.data.Dataset:
+    """This rank's rows of each global batch, for custom loops: same structure as the dataset's."""
+    if policy_of(dataset) == Policy.OFF or size == 1:
+        return dataset
+
+    @tf.autograph.experimental.do_not_convert
+    def mine(*batch: Any) -> Any:
+        data = _packed(batch)
+        total = rows(data)
+        return cut_rows(data, total * rank // size, total * (rank + 1) // size)
+
+    return dataset.map(mine, num_parallel_calls=2).prefetch(2)
+
+
+def shard_files(dataset: tf.data.Dataset, rank: int, size: int, batch: int | None) -> tf.data.Dataset | None:
+    """The dataset restricted to every `size`-th file, rebatched to the rank's part of a global batch.
+
+    None when the pipeline reads no files, fewer files than ranks, or its batch size cannot be told.
+    """
+    if batch is None:
+        return None
+    try:
+        variant = tf.raw_ops.AutoShardDataset(
+            input_dataset=tf.data.experimental.to_variant(dataset),
+            num_workers=size,
+            index=rank,
+            output_types=_flat(dataset, "dtype"),
+            output_shapes=_flat(dataset, "shape"),
+            auto_shard_policy=Policy.FILE.value,
+            num_replicas=size,
+        )
+        mine = tf.data.experimental.from_variant(variant, dataset.element_spec)
+        iter(mine)
+    except tf.errors.OpError:
+        return None
+    low, high = bounds(batch, rank, size)
+    return mine.rebatch(high - low)
+
+
+def _flat(dataset: tf.data.Dataset, what: str) -> list[Any]:
+    specs = tf.nest.flatten(dataset.element_spec, expand_composites=True)
+    return [getattr(spec, what) for spec in specs]

@@ -1,0 +1,123 @@
+"""The process that starts and watches one rank's program: `python -m tfdist.launch.rank DIR ...`.
+
+Horovod's launcher starts it once per rank. It connects its output to the run's directory, binds
+cores, runs the program in a child of its own process group and reports how that ended. Signals to
+stop are passed on; what has not ended `STOP_SECONDS` later is killed. Where the supervisor
+disappears, the program is killed too.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from types import FrameType
+
+from tfdist.cluster import World
+from tfdist.launch.plan import program_argv, rank_cores, rank_env
+from tfdist.launch.processes import die_with_parent, signal_group
+from tfdist.launch.rundir import Failure, RunDir
+
+STOP_SECONDS = 4.0  # below the 5 s after which Horovod's launcher kills what it told to stop
+
+
+class Rank:
+    """One rank's program, from its start to the report of its end."""
+
+    def __init__(self, world: World, run_dir: RunDir, argv: list[str], env: dict[str, str]):
+        self.world = world
+        self.run_dir = run_dir
+        self.told = False
+        self.child = subprocess.Popen(argv, env=env, start_new_session=True)
+
+    def stop(self, signum: int, frame: FrameType | None = None) -> None:
+        """Pass a signal to stop to the program's group, once; time kills what ignores it.
+
+        Horovod's launcher and the supervisor may both tell this rank to stop.
+        """
+        if self.told:
+            return
+        self.told = True
+        signal_group(self.child.pid, signum)
+        signal.setitimer(signal.ITIMER_REAL, STOP_SECONDS)
+
+    def kill(self, signum: int, frame: FrameType | None) -> None:
+        """End the program's group at once (the alarm that `stop` has set)."""
+        signal_group(self.child.pid, signal.SIGKILL)
+
+    def kill_when_alone(self) -> None:
+        """Wait (in a thread) for the end of the supervisor, then end everything here."""
+        try:
+            with open(self.run_dir.alive, "rb") as alive:
+                alive.read(1)  # nobody ever writes: returns at end-of-file only
+        except FileNotFoundError:
+            pass
+        signal_group(self.child.pid, signal.SIGKILL)
+        self.run_dir.remove()  # nobody else will
+        os._exit(128 + signal.SIGTERM)
+
+    def wait(self) -> int:
+        """Wait for the program, report a failure that it could not report, return its code."""
+        status = self.child.wait()
+        at = time.time()
+        code = status if status >= 0 else 128 - status
+        if self.told:
+            signal_group(self.child.pid, signal.SIGKILL)  # worker processes that ignored the signal
+        rank = self.world.rank
+        if code and self.run_dir.read_failure(rank) is None:
+            self.run_dir.write_failure(
+                Failure(
+                    rank=rank,
+                    host=self.world.host,
+                    pid=self.child.pid,
+                    code=code,
+                    at=at,
+                    signal=max(0, -status),
+                    told=self.told,
+                )
+            )
+        if not self.run_dir.report("end", rank, code=code):
+            self.run_dir.remove()
+        return code
+
+
+def connect_output(run_dir: RunDir, rank: int) -> None:
+    """Make stdout and stderr of this process and its children the run directory's streams."""
+    for name, number in (("out", 1), ("err", 2)):
+        stream = os.open(run_dir.stream(rank, name), os.O_WRONLY | os.O_NOCTTY)
+        os.dup2(stream, number)
+        os.close(stream)
+
+
+def main() -> None:
+    """Set the stage for one rank's program, run it, and leave with its exit code."""
+    parser = argparse.ArgumentParser(prog="python -m tfdist.launch.rank")
+    parser.add_argument("--cores-per-rank", type=int, default=None)
+    parser.add_argument("run_dir")
+    parser.add_argument("program", nargs=argparse.REMAINDER)
+    options = parser.parse_args()
+
+    die_with_parent()
+    run_dir = RunDir(options.run_dir)
+    world = World.from_env()
+    connect_output(run_dir, world.rank)
+    if options.cores_per_rank is not None and hasattr(os, "sched_setaffinity"):
+        mine = sorted(os.sched_getaffinity(0))
+        os.sched_setaffinity(0, rank_cores(mine, world.local_rank, options.cores_per_rank))
+    env = rank_env(os.environ, world.rank, options.cores_per_rank)
+    rank = Rank(world, run_dir, program_argv(sys.executable, options.program), env)
+    signal.signal(signal.SIGALRM, rank.kill)
+    signal.signal(signal.SIGTERM, rank.stop)
+    signal.signal(signal.SIGINT, rank.stop)
+    threading.Thread(target=rank.kill_when_alone, daemon=True).start()
+    run_dir.report("start", world.rank, pid=os.getpid(), host=socket.gethostname())
+    sys.exit(rank.wait())
+
+
+if __name__ == "__main__":
+    main()

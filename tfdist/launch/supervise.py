@@ -1,0 +1,302 @@
+"""Watches the ranks of one run from outside, until none is left.
+
+One loop over named pipes: it prints what the ranks print, hears how they start and end, and stops
+all of them when one fails, when it is interrupted or when the deadline passes. Times, in seconds:
+
+    first failure   0 ... others may end by themselves ... 1 ... SIGTERM ... 5 ... SIGKILL
+    afterwards      whatever still carries the run's mark is killed, at 8 at the latest
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import selectors
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from tfdist.launch import processes, verdict
+from tfdist.launch.output import TAIL_LINES, Lines, Merger
+from tfdist.launch.plan import Process
+from tfdist.launch.rundir import MARK, Failure, RunDir
+from tfdist.launch.terminal import Terminal
+
+NATURAL_END_SECONDS = 1.0
+KILL_SECONDS = 8.0
+LEAK_SECONDS = 2.0  # what helper processes (resource trackers) need to notice that they are alone
+
+Sink = Callable[[str, str], None]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a run ended.
+
+    Attributes:
+        code: exit code of the culprit; 128 + signal when interrupted; 0 when all went well.
+        failures: one per rank that failed.
+        culprit: the failure to blame, None if there is none.
+        launcher: what Horovod's launcher itself printed.
+        unfinished: ranks that had not ended at the deadline; empty if it was kept.
+        leaked: processes that outlived a run that went well, and were killed.
+        tails: last lines on stderr by rank.
+        interrupted: the signal that ended the run, 0 for none.
+    """
+
+    code: int
+    failures: tuple[Failure, ...]
+    culprit: Failure | None
+    launcher: str
+    unfinished: tuple[int, ...]
+    leaked: tuple[str, ...]
+    tails: Mapping[int, str]
+    interrupted: int
+
+
+class Supervisor:
+    """One run. `interrupt` may be called from a signal handler; `run` does everything else.
+
+    Args:
+        run_dir: made by the caller, with the pipes of `ranks` ranks.
+        sink: called with ("out" | "err", text) for everything that is to be shown.
+        deadline: seconds after which all ranks are ended, None for never.
+        terminal: takes the place of some of rank 0's pipes.
+    """
+
+    def __init__(
+        self,
+        run_dir: RunDir,
+        ranks: int,
+        sink: Sink,
+        deadline: float | None = None,
+        terminal: Terminal | None = None,
+    ):
+        self.run_dir = run_dir
+        self.ranks = ranks
+        self._terminal = terminal
+        self._sink = sink
+        self._start = time.monotonic()
+        self._deadline = None if deadline is None else self._start + deadline
+        self._late: tuple[int, ...] | None = None  # None until the deadline has passed
+        self._merger = Merger(ranks)
+        self._runners: dict[int, tuple[int, str]] = {}  # rank -> pid and host, while it is there
+        self._ended: set[int] = set()
+        self._failed_at: float | None = None
+        self._stopped_at: float | None = None
+        self._killed = False
+        self._interrupts: list[int] = []
+        self._wake_read, self._wake_write = os.pipe()
+        os.set_blocking(self._wake_write, False)
+
+    def interrupt(self, signum: int) -> None:
+        """Ask for the end of the run; a second call kills what has not ended."""
+        self._interrupts.append(signum)
+        self._wake(b"i")
+
+    def run(self, process: Process, inherited: Mapping[str, str]) -> Outcome:
+        """Start `process`, watch it and the ranks below it until all have ended."""
+        selector = selectors.DefaultSelector()
+        # Opened for reading and writing: the ranks' opening never waits, and no pipe ends between
+        # two writers. The writing end of `alive` exists here alone.
+        alive = os.open(self.run_dir.alive, os.O_RDWR | os.O_CLOEXEC)
+        pipes = [alive]
+        events = Lines()
+
+        def watch(fd: int, what: Callable[[bytes], None]) -> None:
+            os.set_blocking(fd, False)
+            pipes.append(fd)
+            selector.register(fd, selectors.EVENT_READ, what)
+
+        watch(os.open(self.run_dir.events, os.O_RDWR), lambda d: self._hear(events.feed(d)))
+        for rank in range(self.ranks):
+            for name in ("out", "err"):
+                if (path := self.run_dir.stream(rank, name)).is_fifo():
+                    watch(os.open(path, os.O_RDWR), self._printer(rank, name))
+        if self._terminal is not None:
+            watch(os.dup(self._terminal.controller), self._printer(0, "out"))
+        said: list[bytes] = []
+        launcher_read, launcher_write = os.pipe()
+        watch(launcher_read, said.append)
+        child = subprocess.Popen(
+            process.argv,
+            env=process.environment(inherited),
+            stdin=subprocess.DEVNULL,
+            stdout=launcher_write,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,  # a Ctrl-C reaches this process only, which passes it on
+        )
+        os.close(launcher_write)
+        selector.register(self._wake_read, selectors.EVENT_READ, None)
+        pipes += [self._wake_read, self._wake_write]
+
+        def wait_for_the_end() -> None:
+            child.wait()
+            self._wake(b"e")
+
+        waiter = threading.Thread(target=wait_for_the_end, daemon=True)
+        waiter.start()
+        try:
+            while waiter.is_alive():
+                self._turn(selector, child, self._patience())
+            leaked = self._clean_up(child)
+            while self._turn(selector, child, 0):
+                pass
+            self._show(self._merger.end())
+        finally:
+            self._clean_up(child)  # after an exception: a KeyboardInterrupt, a closed output
+            waiter.join()
+            selector.close()
+            for fd in pipes:
+                os.close(fd)
+        launcher = b"".join(said).decode(errors="replace")
+        return self._outcome(child.returncode, launcher, leaked)
+
+    # -- one turn of the loop
+
+    def _patience(self) -> float | None:
+        """Seconds until something is to be done even if nobody says a word."""
+        now = time.monotonic()
+        times = []
+        if self._deadline is not None and self._late is None:
+            times.append(self._deadline)
+        if self._stopped_at is not None and not self._killed:
+            times.append(self._stopped_at + KILL_SECONDS - NATURAL_END_SECONDS)
+        elif self._failed_at is not None and self._stopped_at is None:
+            times.append(self._failed_at + NATURAL_END_SECONDS)
+        waits = [max(0.0, at - now) for at in times]
+        held = self._merger.waiting(now)
+        return min(waits if held is None else [*waits, held], default=None)
+
+    def _turn(
+        self, selector: selectors.BaseSelector, child: subprocess.Popen[bytes], wait: float | None
+    ) -> bool:
+        """Wait, read what there is, act on it; True if something was read."""
+        heard = False
+        for key, _ in selector.select(wait):
+            data = self._read(key.fd)
+            if data == b"" and key.data is not None:
+                selector.unregister(key.fd)  # the launcher's own output has ended
+                continue
+            heard = True
+            if key.data is not None:
+                key.data(data)
+        now = time.monotonic()
+        self._show(self._merger.tick(now))
+        if self._interrupts:
+            signum = self._interrupts[0]
+            if len(self._interrupts) > 1:
+                self._kill(child)
+            self._stop(child, signum)
+        if self._deadline is not None and now >= self._deadline and self._late is None:
+            self._late = tuple(r for r in range(self.ranks) if r not in self._ended)
+            self._stop(child, signal.SIGTERM)
+        if self._failed_at is not None and now >= self._failed_at + NATURAL_END_SECONDS:
+            self._stop(child, signal.SIGTERM)
+        if self._stopped_at is not None and (
+            now >= self._stopped_at + KILL_SECONDS - NATURAL_END_SECONDS
+        ):
+            self._kill(child)
+        return heard
+
+    @staticmethod
+    def _read(fd: int) -> bytes:
+        try:
+            return os.read(fd, 1 << 16)
+        except OSError:  # a pseudo-terminal whose other side is closed
+            return b""
+
+    def _hear(self, lines: list[str]) -> None:
+        for line in lines:
+            event = json.loads(line)
+            rank = event["rank"]
+            if event["event"] == "start":
+                self._runners[rank] = (event["pid"], event["host"])
+            elif event["event"] == "end":
+                self._ended.add(rank)
+                self._runners.pop(rank, None)
+            elif self._failed_at is None:
+                self._failed_at = time.monotonic()
+
+    def _printer(self, rank: int, name: str) -> Callable[[bytes], None]:
+        return lambda data: self._show(self._merger.feed(rank, name, data, time.monotonic()))
+
+    def _show(self, texts: list[tuple[str, str]]) -> None:
+        for stream, text in texts:
+            self._sink(stream, text)
+
+    # -- ending
+
+    def _wake(self, reason: bytes) -> None:
+        try:
+            os.write(self._wake_write, reason)
+        except OSError:
+            return
+
+    def _stop(self, child: subprocess.Popen[bytes], signum: int) -> None:
+        """Tell all ranks to stop, once. Those not started yet are stopped with the launcher."""
+        if self._stopped_at is not None:
+            return
+        self._stopped_at = time.monotonic()
+        for pid, _ in list(self._runners.values()):
+            try:
+                os.kill(pid, signum)
+            except ProcessLookupError:
+                continue
+        if len(self._runners) + len(self._ended) < self.ranks and child.poll() is None:
+            processes.signal_group(child.pid, signal.SIGTERM)
+
+    def _kill(self, child: subprocess.Popen[bytes]) -> None:
+        if self._killed:
+            return
+        self._killed = True
+        processes.kill(processes.marked(MARK, str(self.run_dir.path)))
+
+    def _clean_up(self, child: subprocess.Popen[bytes]) -> tuple[str, ...]:
+        """End every process that carries the run's mark; names those nobody expected."""
+        mark = str(self.run_dir.path)
+        if child.poll() is None:
+            processes.kill(processes.marked(MARK, mark))
+        left = processes.wait_gone(MARK, mark, LEAK_SECONDS)
+        names = processes.describe(left)
+        processes.kill(left)
+        return names
+
+    def _silent(self, rank: int) -> Failure:
+        """The failure of a rank whose watching process could not report: SIGKILL leaves no time."""
+        pid, host = self._runners[rank]
+        return Failure(
+            rank=rank,
+            host=host,
+            pid=pid,
+            code=128 + signal.SIGKILL,
+            at=time.time(),
+            signal=signal.SIGKILL,
+            told=self._killed,
+        )
+
+    def _outcome(self, status: int, launcher: str, leaked: tuple[str, ...]) -> Outcome:
+        found = [self.run_dir.read_failure(rank) for rank in range(self.ranks)]
+        found += [self._silent(rank) for rank in self._runners if found[rank] is None]
+        failures = tuple(failure for failure in found if failure is not None)
+        first = verdict.culprit(failures)
+        interrupted = self._interrupts[0] if self._interrupts else 0
+        if interrupted:
+            code = 128 + interrupted
+        elif first is not None:
+            code = first.code
+        else:
+            code = status if status >= 0 else 128 - status
+        return Outcome(
+            code=code,
+            failures=failures,
+            culprit=first,
+            launcher=launcher,
+            unfinished=self._late or (),
+            leaked=() if code or self._late else leaked,
+            tails={r: "\n".join(list(t)[-TAIL_LINES:]) for r, t in self._merger.tails.items()},
+            interrupted=interrupted,
+        )

@@ -1,0 +1,84 @@
+"""Which rank failed first, and how to say it. Pure.
+
+When one rank fails, the others follow within moments: their collectives fail because the peer is
+gone, or they are told to stop. So time alone does not find the culprit; what a rank reports about
+itself comes first:
+
+    told to stop  <  lost its peers  <  failed by itself       (later in this list = more to blame)
+"""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterable
+
+from tfdist.launch.rundir import Failure
+
+# Exceptions that say no more than that another rank is gone. Horovod's own class, and what its
+# errors look like where Keras or TensorFlow has wrapped them.
+PEER_LOST_KINDS = ("HorovodInternalError",)
+PEER_LOST_WORDS = (
+    "Horovod has been shut down",
+    "Connection closed by peer",
+    "Connection reset by peer",
+    "gloo/transport",
+)
+
+
+MOST_LINES = 8
+LINE_LENGTH = 160
+
+
+def lost_peers(failure: Failure) -> bool:
+    """True where the rank failed because another one did."""
+    return any(kind in PEER_LOST_KINDS for kind in failure.kind) or any(
+        word in failure.message for word in PEER_LOST_WORDS
+    )
+
+
+def culprit(failures: Iterable[Failure]) -> Failure | None:
+    """The failure to blame, None where there is none."""
+    return min(failures, key=lambda f: (f.told, lost_peers(f), f.at, f.rank), default=None)
+
+
+def signal_name(number: int) -> str:
+    """The name of a signal, as SIGKILL."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return "unknown"
+
+
+def headline(failure: Failure) -> str:
+    """One line: who failed, where and how."""
+    who = f"rank {failure.rank} on {failure.host} (pid {failure.pid})"
+    if failure.signal:
+        text = f"{who} was killed by signal {failure.signal} ({signal_name(failure.signal)})"
+        if failure.signal == signal.SIGKILL:
+            text += ", which the kernel also sends where memory runs out"
+        return text + "."
+    if failure.kind[:1] == ("SystemExit",):
+        said = f": {failure.message}" if not failure.message.lstrip("-").isdigit() else ""
+        return f"{who} left with exit code {failure.code}{said}."
+    if failure.kind:
+        message = failure.message.strip().splitlines() or [""]
+        return f"{who} failed: {failure.kind[0]}: {message[0]}"
+    return f"{who} ended with exit code {failure.code}, without a Python exception."
+
+
+def report(failures: Iterable[Failure]) -> str:
+    """Text for the end of a failed run: the others in a line each, then the culprit in full."""
+    failures = sorted(failures, key=lambda failure: failure.rank)
+    first = culprit(failures)
+    if first is None:
+        return ""
+    shown = [f for f in failures if f is not first and not f.told]
+    lines = [f"  {headline(f):.{LINE_LENGTH}}" for f in shown[:MOST_LINES]]
+    if len(shown) > MOST_LINES:
+        lines.append(f"  ... and {len(shown) - MOST_LINES} more ranks")
+    if lines:
+        lines = [f"these ranks failed after rank {first.rank}:", *lines, ""]
+    lines.append(headline(first))
+    if first.traceback and first.kind[0] != "SystemExit":
+        lines += [f"Traceback of rank {first.rank}:", first.traceback.rstrip()]
+    return "\n".join(lines)

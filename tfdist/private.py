@@ -1,0 +1,161 @@
+"""Every private name of TensorFlow and Keras that tfdist leans on, in one place.
+
+Nothing public does these jobs (each entry says which). `check()` looks every name up, so that a new
+version that moves one fails in `tests/unit/test_private.py`, not in a user's training run. Besides the
+functions here, the trainers override or read the private *methods* and *attributes* listed in `METHODS`.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+from typing import Any
+
+# Modules and the names that the functions below import from them.
+NAMES: dict[str, tuple[str, ...]] = {
+    # The order in which Keras feeds arrays; its conversions of pandas, SciPy and ragged input.
+    "keras.src.trainers.data_adapters.array_data_adapter": ("ArrayDataAdapter", "can_convert_arrays"),
+    "keras.src.trainers.data_adapters.array_slicing": (
+        "convert_to_sliceable",
+        "train_validation_split",
+        "TensorflowSparseWrapper",
+        "slice_tensorflow_sparse_wrapper",
+    ),
+    # The mask that a layer leaves on its output, and how Keras' losses apply it.
+    "keras.src.backend": ("get_keras_mask",),
+    "keras.src.losses.loss": ("apply_mask", "squeeze_or_expand_to_same_rank"),
+    "keras.src.trainers.compile_utils": ("CompileLoss", "CompileMetrics"),
+    "keras.src.saving.serialization_lib": ("SerializableDict",),
+    # Whether a global seed was set: tf.random offers a setter only.
+    "tensorflow.python.eager.context": ("global_seed",),
+}
+
+# class -> methods that a mixin overrides, so that they must exist and be called under this name.
+METHODS: dict[str, tuple[str, ...]] = {
+    "keras.Model": ("_maybe_symbolic_build", "_symbolic_build", "_get_metrics_result_or_logs", "_flatten_layers"),
+    "keras.optimizers.Optimizer": ("_clip_gradients", "_all_reduce_sum_gradients", "_filter_empty_gradients"),
+    "keras.optimizers.LossScaleOptimizer": ("check_finite", "scale_loss"),
+    "tensorflow.distribute.StrategyExtended": (
+        "_create_variable",
+        "_experimental_distribute_dataset",
+        "_distribute_datasets_from_function",
+        "_experimental_distribute_values_from_function",
+        "_replica_ctx_all_reduce",
+        "_reduce_to",
+        "_gather_to_implementation",
+        "_update",
+        "_local_results",
+    ),
+}
+
+
+def _load(module: str, name: str) -> Any:
+    return getattr(importlib.import_module(module), name)
+
+
+def check() -> list[str]:
+    """Names that the installed TensorFlow and Keras no longer have; empty when all is well."""
+    missing = []
+    for module, names in NAMES.items():
+        for name in names:
+            try:
+                _load(module, name)
+            except (ImportError, AttributeError):
+                missing.append(f"{module}.{name}")
+    for path, methods in METHODS.items():
+        module, cls = path.rsplit(".", 1)
+        try:
+            owner = _load(module, cls)
+        except (ImportError, AttributeError):
+            missing.append(path)
+            continue
+        missing += [f"{path}.{m}" for m in methods if not callable(inspect.getattr_static(owner, m, None))]
+    return missing
+
+
+def is_arrays(x: Any, y: Any = None, sample_weight: Any = None) -> bool:
+    """Whether Keras would feed these from memory (numpy, tensors, pandas, SciPy), not from a dataset."""
+    can = _load("keras.src.trainers.data_adapters.array_data_adapter", "can_convert_arrays")
+    return bool(can((x, y, sample_weight)))
+
+
+def array_adapter(**kwargs: Any) -> Any:
+    """Keras' own ArrayDataAdapter: its checks, class weights, batch arithmetic and shuffle order."""
+    return _load("keras.src.trainers.data_adapters.array_data_adapter", "ArrayDataAdapter")(**kwargs)
+
+
+def adapter_parts(adapter: Any) -> tuple[Any, int, int]:
+    """(inputs packed as `(x, y, sample_weight)`, number of samples, batch size) of an array adapter."""
+    return adapter._inputs, int(adapter._num_samples), int(adapter._batch_size)
+
+
+def tensors_of(inputs: Any) -> Any:
+    """Keras' conversion of arrays to what tf.data takes (float64 to floatx, pandas, SciPy, ...)."""
+    return _load("keras.src.trainers.data_adapters.array_slicing", "convert_to_sliceable")(
+        inputs, target_backend="tensorflow"
+    )
+
+
+def is_sparse_rows(value: Any) -> bool:
+    """Whether `value` is Keras' row-sliceable form of a sparse tensor."""
+    return isinstance(value, _load("keras.src.trainers.data_adapters.array_slicing", "TensorflowSparseWrapper"))
+
+
+def sparse_rows(value: Any, indices: Any) -> Any:
+    """Rows `indices` of Keras' row-sliceable form of a sparse tensor, as a `tf.SparseTensor`."""
+    take = _load("keras.src.trainers.data_adapters.array_slicing", "slice_tensorflow_sparse_wrapper")
+    return take(value, indices)
+
+
+def validation_split(arrays: Any, fraction: float) -> tuple[Any, Any]:
+    """Keras' split of arrays into (training, validation)."""
+    split = _load("keras.src.trainers.data_adapters.array_slicing", "train_validation_split")
+    return split(arrays, validation_split=fraction)
+
+
+def mask_of(value: Any) -> Any:
+    """The mask that Keras left on a tensor, or None."""
+    return _load("keras.src.backend", "get_keras_mask")(value)
+
+
+def merged_weight(sample_weight: Any, mask: Any, dtype: Any) -> Any:
+    """Sample weight and mask as Keras' losses merge them when they do not rescale the mask."""
+    return _load("keras.src.losses.loss", "apply_mask")(sample_weight, mask, dtype=dtype, reduction="sum")
+
+
+def compile_loss(model: Any) -> Any:
+    """The CompileLoss of a compiled model, or None."""
+    return getattr(model, "_compile_loss", None)
+
+
+def flat_losses(compiled: Any) -> list[Any]:
+    """The Loss objects that a built CompileLoss calls, one per output."""
+    return [entry.loss for entry in (compiled._flat_losses or [])]
+
+
+def set_strategy(obj: Any, strategy: Any) -> None:
+    """Tells a model or an optimizer which strategy it belongs to, as Keras does at construction."""
+    if hasattr(obj, "_distribution_strategy"):
+        obj._distribution_strategy = strategy
+    else:
+        obj._distribute_strategy = strategy
+
+
+def get_initial_epoch(model: Any) -> int:
+    """The epoch at which BackupAndRestore told the next `fit` to begin."""
+    return int(getattr(model, "_initial_epoch", 0) or 0)
+
+
+def set_initial_epoch(model: Any, epoch: int) -> None:
+    """Tells the running `fit` to begin at `epoch`, as BackupAndRestore does."""
+    model._initial_epoch = epoch
+
+
+def global_seed() -> int | None:
+    """TensorFlow's global seed, or None when the user set none."""
+    return _load("tensorflow.python.eager.context", "global_seed")()
+
+
+def layers_of(model: Any) -> list[Any]:
+    """Every layer inside a model, nested ones too."""
+    return list(model._flatten_layers())

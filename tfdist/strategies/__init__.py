@@ -1,0 +1,1 @@
+"""The strategies: what a script constructs, and what Keras calls."""

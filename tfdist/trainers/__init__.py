@@ -1,0 +1,1 @@
+"""What `strategy.distribute` mixes into a model, its optimizers and its losses."""

@@ -1,0 +1,73 @@
+"""`strategy.distribute(model)`: what may be distributed, and the swap."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+
+from tfdist import private
+from tfdist.trainers.ring import RingTrainer, adopt
+from tfdist.trainers.swap import has, swap
+from tfdist.trainers.switchboard import Switchboard, of
+
+
+def check_backend() -> None:
+    """Raises ValueError unless Keras computes with TensorFlow."""
+    backend = keras.config.backend()
+    if backend != "tensorflow":
+        raise ValueError(
+            f"Keras runs on the {backend!r} backend, but tfdist trains on TensorFlow. Set KERAS_BACKEND=tensorflow "
+            'before Keras is imported (or "backend" in ~/.keras/keras.json).'
+        )
+
+
+def distribute(model: Any, strategy: Any) -> Any:
+    """See `RingAllReduceStrategy.distribute`."""
+    if not isinstance(model, keras.Model):
+        if any(c.__module__.split(".")[0] == "tf_keras" for c in type(model).__mro__):
+            raise ValueError(
+                f"distribute() received {type(model).__name__} of tf_keras (Keras 2). tfdist trains Keras 3 models: "
+                "build it with `import keras`, and leave TF_USE_LEGACY_KERAS unset."
+            )
+        if callable(model) and not isinstance(model, type(keras)):
+            with strategy.scope():
+                built = model()
+            if isinstance(built, keras.Model):
+                return distribute(built, strategy)
+            raise ValueError(f"The function passed to distribute() returned {type(built).__name__}, not a keras.Model.")
+        raise ValueError(
+            f"distribute() received {type(model).__name__}; expected a keras.Model or a function that builds one."
+        )
+    if has(model, RingTrainer):
+        if of(model).strategy is not strategy:
+            raise ValueError(
+                f"Model {model.name!r} was distributed by another strategy. Build it anew, or load it from a file, "
+                "before this one."
+            )
+        return model
+    compiled = getattr(model, "compiled", False)
+    if compiled and model.jit_compile:
+        model.jit_compile = False
+    model.__dict__["_tfdist"] = Switchboard(model, strategy, f"model{next(strategy.extended.models)}")
+    private.set_strategy(model, strategy)
+    swap(model, RingTrainer)
+    if compiled:
+        # Functions traced before know nothing of the ring.
+        model.train_function = model.test_function = model.predict_function = None
+        adopt(model)
+    return model
+
+
+def refuse_undistributed(fn: Any) -> None:
+    """Raises where Keras runs a step of a model that was compiled under the strategy but never distributed."""
+    fn = getattr(fn, "__wrapped__", fn)
+    model = getattr(fn, "__self__", None)
+    if model is None and "make_predict_function" in getattr(fn, "__qualname__", ""):
+        cells = [c.cell_contents for c in (fn.__closure__ or ())]
+        model = next((c for c in cells if isinstance(c, keras.Model)), None)
+    if isinstance(model, keras.Model) and not has(model, RingTrainer):
+        raise ValueError(
+            f"Model {model.name!r} runs under RingAllReduceStrategy but was not distributed, so its gradients and "
+            "results would be one rank's. Add before compile(): `model = strategy.distribute(model)`."
+        )

@@ -1,0 +1,141 @@
+"""From what the user passes to `fit` and `evaluate` to this rank's shares.
+
+Arrays are cut before Keras sees them, so that no rank gathers the others' rows; datasets, PyDatasets and
+generators go through Keras' own adapters first and are cut when Keras asks the strategy to distribute them.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tfdist import private
+from tfdist.data import arrays
+from tfdist.data.share import cut_rows, rows
+from tfdist.data.shares import bounds, check_batch, describe
+from tfdist.trainers import handshake
+from tfdist.trainers.switchboard import Switchboard
+
+
+def batch_of(call: dict[str, Any]) -> int | None:
+    """The global batch of a `fit` call on arrays; None when the dataset decides."""
+    if not private.is_arrays(call["x"], call["y"], call.get("sample_weight")):
+        return None
+    return call["batch_size"] or 32
+
+
+def describe_input(x: Any, y: Any = None, sample_weight: Any = None) -> str:
+    """What an input is, in words that must agree on all ranks."""
+    if x is None:
+        return "none"
+    if private.is_arrays(x, y, sample_weight):
+        leaf = next(a for a in keras.tree.flatten(x) if a is not None)
+        return f"arrays of {leaf.shape[0]} samples"
+    return type(x).__name__.lstrip("_")
+
+
+def fit_arguments(model: Any, board: Switchboard, call: dict[str, Any]) -> dict[str, Any]:
+    """The arguments with which Keras' `fit` is called on this rank.
+
+    Raises:
+        ValueError: the ranks called `fit` differently, or the batch does not give each rank a sample.
+    """
+    call = dict(call)
+    if call["validation_split"] and call["validation_data"] is None:
+        parts = (call["x"], call["y"], call["sample_weight"])
+        (call["x"], call["y"], call["sample_weight"]), call["validation_data"] = private.validation_split(
+            parts, call["validation_split"]
+        )
+        call["validation_split"] = 0.0
+    validation = _triple(call["validation_data"])
+    facts = {
+        "x": describe_input(call["x"], call["y"], call["sample_weight"]),
+        "validation_data": describe_input(*validation),
+        **{k: str(call[k]) for k in ("batch_size", "epochs", "initial_epoch", "steps_per_epoch")},
+        **{k: str(call[k]) for k in ("validation_steps", "validation_batch_size", "validation_freq", "shuffle")},
+        "steps_per_execution": model.steps_per_execution,
+        "run_eagerly": bool(model.run_eagerly),
+        "_seed": private.global_seed(),
+    }
+    if not private.is_arrays(*validation) or validation[0] is None:
+        facts["validation_data"] = "none" if validation[0] is None else "a dataset"
+    seed = handshake.compare(board.comm, f"fit of {board.model_name!r}", facts)["_seed"]
+    validation_batch = call["validation_batch_size"] or call["batch_size"]
+    if private.is_arrays(call["x"], call["y"], call["sample_weight"]):
+        with handshake.seed_of_root(seed):
+            cut = arrays.shares(
+                call["x"],
+                call["y"],
+                call["sample_weight"],
+                batch_size=call["batch_size"],
+                steps=call["steps_per_epoch"],
+                shuffle=call["shuffle"],
+                class_weight=call["class_weight"],
+                rank=board.comm.rank,
+                size=board.comm.size,
+            )
+        call.update(
+            x=cut.dataset, y=None, sample_weight=None, batch_size=None, shuffle=False, class_weight=None
+        )
+        board.global_batch = cut.batch
+        if call["verbose"] != 0:
+            board.tell(describe(cut.batch, board.comm.size))
+    else:
+        board.global_batch = None
+        handshake.share_python_random(board.comm)
+        call["shuffle"] = call["shuffle"] if isinstance(call["x"], keras.utils.PyDataset) else False
+    if validation[0] is not None and private.is_arrays(*validation):
+        call["validation_data"] = _evaluation(validation, validation_batch, call["validation_steps"], board)
+        call["validation_batch_size"] = None
+    return call
+
+
+def evaluate_arguments(model: Any, board: Switchboard, call: dict[str, Any]) -> dict[str, Any]:
+    """The arguments with which Keras' `evaluate` is called on this rank."""
+    call = dict(call)
+    parts = (call["x"], call["y"], call["sample_weight"])
+    facts = {"x": describe_input(*parts), "batch_size": str(call["batch_size"]), "steps": str(call["steps"])}
+    handshake.compare(board.comm, f"evaluate of {board.model_name!r}", facts)
+    if private.is_arrays(*parts):
+        call["x"] = _evaluation(parts, call["batch_size"], call["steps"], board)
+        call.update(y=None, sample_weight=None, batch_size=None)
+    return call
+
+
+def _evaluation(parts: tuple, batch: int | None, steps: int | None, board: Switchboard) -> tf.data.Dataset:
+    x, y, sample_weight = parts
+    return arrays.shares(
+        x, y, sample_weight, batch_size=batch, steps=steps, rank=board.comm.rank, size=board.comm.size
+    ).dataset
+
+
+def _triple(data: Any) -> tuple[Any, Any, Any]:
+    """(x, y, sample_weight) of what was passed as `validation_data`."""
+    if not isinstance(data, (tuple, list)):
+        return data, None, None
+    return (*data, None, None)[:3]  # type: ignore[return-value]
+
+
+def batch_arguments(board: Switchboard, call: dict[str, Any]) -> dict[str, Any]:
+    """This rank's rows of the arguments of `train_on_batch` or `test_on_batch`.
+
+    Raises:
+        ValueError: fewer rows than ranks.
+    """
+    call = dict(call)
+    names = [k for k in ("x", "y", "sample_weight") if call.get(k) is not None]
+    given = {k: keras.tree.map_structure(tf.convert_to_tensor, call[k]) for k in names}
+    total = int(rows(given["x"]))
+    check_batch(total, board.comm.size, "the number of rows")
+    low, high = bounds(total, board.comm.rank, board.comm.size)
+    call.update({k: cut_rows(v, low, high) for k, v in given.items()})
+    return call
+
+
+def symbol(spec: Any) -> Any:
+    """What stands for a batch when Keras builds a model symbolically."""
+    if isinstance(spec, tf.experimental.Optional) or not hasattr(spec, "shape"):
+        return None
+    return keras.KerasTensor(tuple(spec.shape), spec.dtype.name, sparse=isinstance(spec, tf.SparseTensorSpec))

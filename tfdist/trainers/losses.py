@@ -1,0 +1,95 @@
+"""Losses whose mean over the joined batch is no weighted mean of the ranks' means.
+
+Keras divides a masked loss by the *valid* positions, `mean_with_sample_weight` by the sum of weights, and
+`reduction="sum"` by nothing. For those the ranks agree on the divisor D of the joined batch, and each
+contributes S_r / (D w_r): after the weight w_r that every loss of a rank gets, the sum over ranks is
+(sum of S_r) / D, which is what one process computes.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tfdist import private
+from tfdist.trainers.step import current
+from tfdist.trainers.swap import swap
+
+MEANS = ("sum_over_batch_size", "mean")
+
+
+class GlobalLoss:
+    """Mixed into each `keras.losses.Loss` of a distributed model's `compile`."""
+
+    def __call__(self, y_true, y_pred, sample_weight=None):
+        step = current()
+        if step is None or step.reduce_op != "mean" or not _needs_divisor(self.reduction, y_pred, sample_weight):
+            return super().__call__(y_true, y_pred, sample_weight)
+        reduction = self.reduction
+        self.reduction = None
+        try:
+            values = super().__call__(y_true, y_pred, sample_weight)
+        finally:
+            self.reduction = reduction
+        total = tf.reduce_sum(values)
+        # A ghost has weight 0 and contributes nothing; dividing by it would make a NaN of that.
+        contribution = tf.math.divide_no_nan(total, tf.cast(step.weight, total.dtype))
+        if reduction == "sum":
+            return contribution
+        divisor = _divisor(reduction, values, y_pred, sample_weight)
+        agreed = step.comm.all_reduce(step.silenced(tf.stop_gradient(divisor)), step.name("divisor"), "sum")
+        return tf.math.divide_no_nan(contribution, tf.cast(agreed, total.dtype))
+
+
+def _needs_divisor(reduction: Any, y_pred: Any, sample_weight: Any) -> bool:
+    if reduction == "sum":
+        return True
+    if reduction == "mean_with_sample_weight":
+        return sample_weight is not None or private.mask_of(y_pred) is not None
+    if reduction not in MEANS:
+        return False
+    shape = getattr(y_pred, "shape", None)
+    ragged_rows = shape is not None and shape.rank is not None and None in list(shape)[1:]
+    return private.mask_of(y_pred) is not None or ragged_rows
+
+
+def _divisor(reduction: str, values: tf.Tensor, y_pred: Any, sample_weight: Any) -> tf.Tensor:
+    """What Keras would divide this rank's sum by, float32 scalar."""
+    mask = private.mask_of(y_pred)
+    size = tf.cast(tf.size(values), tf.float32)
+    if reduction == "mean_with_sample_weight":
+        weight = private.merged_weight(sample_weight, mask, tf.float32)
+        return tf.reduce_sum(tf.cast(weight, tf.float32))
+    if mask is None:
+        return size
+    valid = tf.reduce_sum(tf.cast(mask, tf.float32))
+    return valid * size / tf.cast(tf.size(mask), tf.float32)
+
+
+class OutputLossTracker:
+    """Mixed into the mean that Keras keeps for each of several outputs.
+
+    Keras counts a batch of unknown size as one; so that the ranks' parts of it count as one together, each
+    counts its weight.
+    """
+
+    def update_state(self, values, sample_weight=None):
+        step = current()
+        if step is not None and sample_weight is None and step.reduce_op == "mean":
+            sample_weight = step.weight
+        return super().update_state(values, sample_weight=sample_weight)
+
+
+def adopt(model: keras.Model) -> None:
+    """Makes the losses of a compiled model agree on their divisors; those that are not built yet come later."""
+    compiled = private.compile_loss(model)
+    if compiled is None or not getattr(compiled, "built", False):
+        return
+    for loss in private.flat_losses(compiled):
+        if isinstance(loss, keras.losses.Loss):
+            swap(loss, GlobalLoss)
+    for metric in compiled.metrics:
+        swap(metric, OutputLossTracker)
+

@@ -1,0 +1,37 @@
+"""tfdist's own callback, last in the list of every `fit`: what must happen between Keras' steps."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+
+from tfdist.comm import watch
+from tfdist.trainers import weights
+from tfdist.trainers.switchboard import Switchboard
+
+
+class Tending(keras.callbacks.Callback):
+    """Agrees on the first epoch, on the weights before the first step, and on stopping after each epoch."""
+
+    def __init__(self, model: Any, board: Switchboard) -> None:
+        super().__init__()
+        self._tended, self._board = model, board
+        self._fresh = True
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        with watch.waiting(f"the start of fit of {self._board.model_name!r}"):
+            weights.resumed_epoch(self._tended, self._board)
+
+    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+        self._board.training = True
+        if not self._fresh:
+            return
+        # Here, and not before: BackupAndRestore and other callbacks have loaded what they load.
+        self._fresh = False
+        weights.synchronize(self._tended, self._board)
+        self._board.synchronized = True
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        with watch.waiting(f"the end of epoch {epoch + 1} of {self._board.model_name!r}"):
+            self._board.agree_on_stop()
