@@ -33,7 +33,12 @@ NAMES: dict[str, tuple[str, ...]] = {
 # class -> methods that a mixin overrides, so that they must exist and be called under this name.
 METHODS: dict[str, tuple[str, ...]] = {
     "keras.Model": ("_maybe_symbolic_build", "_symbolic_build", "_get_metrics_result_or_logs", "_flatten_layers"),
-    "keras.optimizers.Optimizer": ("_clip_gradients", "_all_reduce_sum_gradients", "_filter_empty_gradients"),
+    "keras.optimizers.Optimizer": (
+        "_clip_gradients",
+        "_all_reduce_sum_gradients",
+        "_filter_empty_gradients",
+        "_get_current_learning_rate",
+    ),
     "keras.optimizers.LossScaleOptimizer": ("check_finite", "scale_loss"),
     "tensorflow.distribute.StrategyExtended": (
         "_create_variable",

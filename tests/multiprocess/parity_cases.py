@@ -323,7 +323,7 @@ def fewer_samples_than_ranks(way):
 @case()
 def ghosts_with_synchronized_norm(way):
     model = keras.Sequential([keras.Input((8,)), L.Dense(6), L.BatchNormalization(synchronized=True), L.Dense(4)])
-    return fit(way, model, O.SGD(0.01), rows=2 * BATCH + 2, epochs=1)
+    return fit(way, model, O.SGD(0.01), rows=2 * BATCH + 1, epochs=1)
 
 
 @case()

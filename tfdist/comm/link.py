@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from tfdist.comm.collective import Collective
 
 MB = 1_000_000
-_CANDIDATES = tuple(m * MB for m in (1, 2, 4, 8, 16, 32, 64, 128))
+_CANDIDATES = tuple(m * MB for m in (1, 2, 4, 8, 16))
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ import tensorflow as tf
 from tfdist.comm import fusion, sparse
 from tfdist.comm.agreement import agree
 from tfdist.comm.buckets import Bucket, Row, plan
+from tfdist.comm.clock import Clock
 from tfdist.comm.collective import Collective, check_op
 from tfdist.comm.compression import Compression, resolve
 
@@ -51,6 +52,7 @@ class GradientReducer:
         self.compression = resolve(compression)
         self.op = "adasum" if reduce_op == "adasum" else "sum"
         self.traffic: dict[str, Traffic] = {}
+        self.clock: Clock | None = None  # set to note when buckets are ready and done
         self._agreed: set[tuple[object, ...]] = set()
 
     def reduce(
@@ -92,7 +94,11 @@ class GradientReducer:
                 tensors = [tf.cast(grads[i], bucket.dtype) for i in members]
                 flat = fusion.pack([*tensors, facts] if carries else tensors)
             before = [flat]
+            if self.clock is not None:
+                flat = self.clock.start(flat)
             flat = self._send(flat, f"{key}.bucket{bucket.index}")
+            if self.clock is not None:
+                flat = self.clock.stop(flat)
             shapes = [rows[i].shape for i in members]
             if carries:
                 *parts, total = fusion.unpack(flat, [*shapes, facts.shape])
@@ -105,6 +111,8 @@ class GradientReducer:
                 result[i] = sparse.all_reduce(self.collective, grad, f"{key}.sparse{i}")
         if facts is not None and total is None:
             total = self.collective.all_reduce(facts, f"{key}.facts")
+        if self.clock is not None and buckets:
+            self.clock.finish()
         return result, total
 
     def _send(self, flat: tf.Tensor, name: str) -> tf.Tensor:

@@ -16,7 +16,7 @@ import functools
 import itertools
 import queue
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import tensorflow as tf
@@ -27,11 +27,20 @@ from tfdist.data.share import Share, rows
 
 
 class AgreedDataset:
-    """What Keras iterates in place of a `tf.data.Dataset` when the ranks' data may differ in length."""
+    """What Keras iterates in place of a `tf.data.Dataset` when the ranks' data may differ in length.
 
-    def __init__(self, dataset: tf.data.Dataset, comm: Collective) -> None:
+    Args:
+        dataset: this rank's batches, or its `Share`s.
+        instead: called, on every rank, where `dataset` should share files and some rank got none; returns the
+            dataset to use from then on, or raises.
+    """
+
+    def __init__(
+        self, dataset: tf.data.Dataset, comm: Collective, instead: Callable[[], tf.data.Dataset] | None = None
+    ) -> None:
         self.dataset = dataset
         self.comm = comm
+        self.instead = instead
         spec = dataset.element_spec
         scalar = tf.TensorSpec((), tf.int32)
         data = spec.data if isinstance(spec, Share) else spec
@@ -41,7 +50,7 @@ class AgreedDataset:
         return tf.constant(tf.data.UNKNOWN_CARDINALITY, tf.int64)
 
     def __iter__(self) -> Iterator[Share]:
-        return _AgreedIterator(self.dataset, self.comm)
+        return _AgreedIterator(self)
 
 
 class _AgreedIterator:
@@ -49,12 +58,12 @@ class _AgreedIterator:
 
     _made = itertools.count()  # the same on every rank: all of them iterate in the same order
 
-    def __init__(self, dataset: tf.data.Dataset, comm: Collective) -> None:
+    def __init__(self, dataset: AgreedDataset) -> None:
         self._wanted: queue.SimpleQueue = queue.SimpleQueue()
         self._ready: queue.SimpleQueue = queue.SimpleQueue()
         self._ended = False
         self._started = False
-        agreement = _Agreement(dataset, comm, next(self._made))
+        agreement = _Agreement(dataset, next(self._made))
         self._thread = threading.Thread(
             target=_serve, args=(agreement, self._wanted, self._ready), daemon=True, name="tfdist-agreed"
         )
@@ -93,7 +102,7 @@ def _adder(comm: Collective, slot: int) -> Any:
 
     Eager collectives pair up in the order of the calls, which two threads do not keep.
     """
-    spec = tf.TensorSpec([3], tf.int64)
+    spec = tf.TensorSpec([4], tf.int64)
     return tf.function(lambda brings: comm.all_reduce(brings, f"data/agreed/{slot}", "sum"), input_signature=[spec])
 
 
@@ -108,12 +117,12 @@ def _serve(agreement: _Agreement, wanted: queue.SimpleQueue, ready: queue.Simple
 class _Agreement:
     """One rank's source of batches, and the exchange about each."""
 
-    def __init__(self, dataset: tf.data.Dataset, comm: Collective, number: int) -> None:
-        self._dataset = dataset
+    def __init__(self, agreed: AgreedDataset, number: int) -> None:
+        self._agreed = agreed
         self._source: Iterator[Any] | None = None
-        self._comm = comm
+        self._comm = agreed.comm
         self._last: Any = None
-        self._sum = _adder(comm, number % SLOTS)
+        self._sum = _adder(agreed.comm, number % SLOTS)
 
     def next(self) -> Share | None:
         """The next batch, once every rank has said what it brings; None when nobody brings one.
@@ -122,14 +131,18 @@ class _Agreement:
             ValueError: a rank that never brought a batch, so that it could not stand in either.
         """
         if self._source is None:
-            self._source = iter(self._dataset)
-        batch = next(self._source, None)
+            self._source = iter(self._agreed.dataset)
+        batch, without_file = self._fetch()
         count = 0
         if batch is not None:
             count = int(batch.count) if isinstance(batch, Share) else int(rows(batch))
             self._last = batch.data if isinstance(batch, Share) else batch
-        brings = tf.constant([batch is not None, self._last is not None, count], tf.int64)
-        having, started, total = (int(n) for n in self._sum(brings).numpy())
+        brings = tf.constant([batch is not None, self._last is not None, count, without_file], tf.int64)
+        having, started, total, without = (int(n) for n in self._sum(brings).numpy())
+        if without and self._agreed.instead is not None:
+            self._agreed.dataset, self._agreed.instead = self._agreed.instead(), None
+            self._source, self._last = None, None
+            return self.next()
         if having == 0:
             return None
         if started < self._comm.size:
@@ -139,3 +152,13 @@ class _Agreement:
                 "least one batch of its own to take part in the steps of the others."
             )
         return Share(self._last, tf.constant(count, tf.int32), tf.constant(total, tf.int32), tf.constant(count == 0))
+
+    def _fetch(self) -> tuple[Any, bool]:
+        """(this rank's next batch or None, whether it got no file of those that are shared)."""
+        try:
+            return next(self._source, None), False  # type: ignore[call-overload]
+        except tf.errors.InvalidArgumentError as error:
+            # TensorFlow counts the files when it opens the first, not when the pipeline is built.
+            if self._agreed.instead is None or "Could not apply FILE based sharding" not in str(error):
+                raise
+            return None, True

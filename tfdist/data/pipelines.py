@@ -15,11 +15,12 @@ Policy = tf.data.experimental.AutoShardPolicy
 
 
 class Plan(NamedTuple):
-    """How a dataset is shared: the rank's dataset, the sentence that says so, whether shares are of one batch."""
+    """How a dataset is shared: this rank's, the sentence that says so, and whether shares are of one batch."""
 
     dataset: Any
     sentence: str
     together: bool
+    batch: int | None  # samples of a global batch
 
 
 def policy_of(dataset: tf.data.Dataset) -> Policy:
@@ -52,7 +53,7 @@ def share(dataset: tf.data.Dataset, comm: Collective, *, label: bool = False, by
     """
     policy = policy_of(dataset)
     if policy == Policy.OFF:
-        return Plan(AgreedDataset(dataset, comm), "auto_shard_policy OFF: the ranks' own batches, neither cut nor rebatched", False)
+        return Plan(AgreedDataset(dataset, comm), "auto_shard_policy OFF: the ranks' own batches, neither cut nor rebatched", False, None)
     size = batch_size(dataset)
     if size is not None:
         check_batch(size, comm.size, "the dataset's batch")
@@ -60,7 +61,7 @@ def share(dataset: tf.data.Dataset, comm: Collective, *, label: bool = False, by
         mine = shard_files(dataset, comm.rank, comm.size, size)
         everywhere = bool(comm.all_reduce(tf.constant(mine is not None, tf.int32), "data/files", "min"))
         if everywhere and mine is not None:
-            return Plan(AgreedDataset(mine, comm), f"files shared among {comm.size} ranks", False)
+            return Plan(AgreedDataset(mine, comm), f"files shared among {comm.size} ranks", False, size)
         if policy == Policy.FILE:
             raise ValueError(
                 "auto_shard_policy FILE was set, but the dataset's files could not be shared among "
@@ -75,7 +76,7 @@ def share(dataset: tf.data.Dataset, comm: Collective, *, label: bool = False, by
     mine = dataset.map(part, num_parallel_calls=2)
     length = int(dataset.cardinality())
     if length == tf.data.UNKNOWN_CARDINALITY:
-        return Plan(AgreedDataset(mine.prefetch(2), comm), _cut_sentence(size, comm.size), True)
+        return Plan(AgreedDataset(mine.prefetch(2), comm), _cut_sentence(size, comm.size), True, size)
     longest = int(comm.all_reduce(tf.constant(length, tf.int64), "data/longest", "max"))
     shortest = int(comm.all_reduce(tf.constant(length, tf.int64), "data/shortest", "min"))
     if longest != shortest:
@@ -84,7 +85,25 @@ def share(dataset: tf.data.Dataset, comm: Collective, *, label: bool = False, by
             "must build the same dataset of global batches, from which its share is cut. If each rank brings its "
             "own batches, set `options.experimental_distribute.auto_shard_policy = AutoShardPolicy.OFF`."
         )
-    return Plan(mine.prefetch(2), _cut_sentence(size, comm.size), True)
+    return Plan(mine.prefetch(2), _cut_sentence(size, comm.size), True, size)
+
+
+def _cut(dataset: tf.data.Dataset, comm: Collective, label: bool) -> tf.data.Dataset:
+    """This rank's `Share` of each global batch."""
+
+    @tf.autograph.experimental.do_not_convert
+    def part(*batch: Any) -> Any:
+        return cut(_packed(batch), comm.rank, comm.size, label)
+
+    return dataset.map(part, num_parallel_calls=2)
+
+
+def _no_files(size: int) -> str:
+    return (
+        f"auto_shard_policy FILE was set, but the dataset's files could not be shared among {size} ranks: it needs "
+        "at least as many files as ranks, read by a tf.data reader, and a batch size that can be told from the "
+        "pipeline. Use DATA, or bring more files."
+    )
 
 
 def _cut_sentence(batch: int | None, size: int) -> str:
@@ -112,7 +131,8 @@ def plain_share(dataset: tf.data.Dataset, rank: int, size: int) -> tf.data.Datas
 def shard_files(dataset: tf.data.Dataset, rank: int, size: int, batch: int | None) -> tf.data.Dataset | None:
     """The dataset restricted to every `size`-th file, rebatched to the rank's part of a global batch.
 
-    None when the pipeline reads no files, fewer files than ranks, or its batch size cannot be told.
+    None when the pipeline reads no files, or its batch size cannot be told. Where there are fewer files than ranks,
+    the ranks without one get TensorFlow's error at their first batch.
     """
     if batch is None:
         return None
@@ -127,7 +147,6 @@ def shard_files(dataset: tf.data.Dataset, rank: int, size: int, batch: int | Non
             num_replicas=size,
         )
         mine = tf.data.experimental.from_variant(variant, dataset.element_spec)
-        iter(mine)
     except tf.errors.OpError:
         return None
     low, high = bounds(batch, rank, size)

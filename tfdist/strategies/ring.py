@@ -105,6 +105,7 @@ class RingExtended(tf.distribute.StrategyExtended):
         self.link: Any = None
         self.silent = False
         self.models = itertools.count()
+        self.dataset_batch: int | None = None  # of the dataset that was shared last for training
         self._feed: str | None = None
         self._seen: Seen | None = None
         self._calls = itertools.count()
@@ -134,6 +135,7 @@ class RingExtended(tf.distribute.StrategyExtended):
         if not self.silent and self.comm.rank == 0:
             print(f"tfdist: {plan.sentence}", flush=True)
         if not predicting:
+            self.dataset_batch = self.dataset_batch or plan.batch
             return plan.dataset
         self._seen.dataset, self._seen.together = plan.dataset, plan.together
         return self._seen
@@ -156,7 +158,7 @@ class RingExtended(tf.distribute.StrategyExtended):
             self._calls = itertools.count()
         self._depth += 1
         try:
-            with strategy.scope(), tf.distribute.ReplicaContext(strategy, replica_id_in_sync_group=self.comm.rank):
+            with strategy.scope(), RingReplicaContext(strategy, replica_id_in_sync_group=self.comm.rank):
                 return fn(*args, **(kwargs or {}))
         finally:
             self._depth -= 1
@@ -167,8 +169,6 @@ class RingExtended(tf.distribute.StrategyExtended):
             return value
         step = current()
         name = step.name("sync") if step is not None else f"run/{next(self._calls)}"
-        if step is not None:
-            flat = [step.silenced(tf.convert_to_tensor(t)) for t in flat]
         if len(flat) > 1 and reduce_op == tf.distribute.ReduceOp.SUM:
             names = [f"value {i}" for i in range(len(flat))]
             reduced, _ = self._bucketed().reduce(flat, names, name)
@@ -254,6 +254,20 @@ class RingExtended(tf.distribute.StrategyExtended):
     @property
     def parameter_devices(self):
         return (_device(),)
+
+
+class RingReplicaContext(tf.distribute.ReplicaContext):
+    """The replica context of a rank: a ghost adds nothing to what layers sum over ranks, and learns nothing from it.
+
+    Here, in front of the reduction and its gradient (which is a reduction too): a ghost's sample must neither enter
+    the statistics of a synchronized BatchNormalization nor get a gradient through them.
+    """
+
+    def all_reduce(self, reduce_op, value, options=None):
+        step = current()
+        if step is not None and step.ghost is not None:
+            value = tf.nest.map_structure(lambda t: step.silenced(tf.convert_to_tensor(t)), value)
+        return super().all_reduce(reduce_op, value, options)
 
 
 def _device() -> str:

@@ -32,6 +32,8 @@ class OptimizerState:
     def __init__(self, ring: Any, key: str) -> None:
         self.ring = ring
         self.key = key
+        self.base_rate: float | None = None  # of LinearScaling: the learning rate before it changed it
+        self.ramp: tuple[float, int] | None = None  # of LinearScaling over a schedule: (factor, updates)
         self.variables: list[Any] = []  # of the gradients that the next `reduce` gets
         self._reducer: GradientReducer | None = None
 
@@ -73,6 +75,15 @@ class RingOptimizer:
             # As on many ranks, where the rows of a sparse gradient are summed before the update.
             grads = [sparse.deduplicate(g) if isinstance(g, tf.IndexedSlices) else g for g in grads]
         return super().apply(grads, trainable_variables)
+
+    def _get_current_learning_rate(self):
+        rate = super()._get_current_learning_rate()
+        ramp = self.__dict__["_tfdist"].ramp if "_tfdist" in self.__dict__ else None
+        if ramp is None:
+            return rate
+        factor, warmup = ramp
+        part = tf.minimum(tf.cast(self.iterations, tf.float32) / max(warmup, 1), 1.0) if warmup else 1.0
+        return rate * (1.0 + (factor - 1.0) * part)
 
     def _tfdist_weighted(self, grads: list[Any], step: Step) -> list[Any]:
         if id(self) in step.weighted:

@@ -90,6 +90,7 @@ class RingTrainer:
             board.global_batch = feeding.batch_of(call)
             return super().fit(**call)
         board.told.clear()
+        board.strategy.extended.dataset_batch = None
         with watch.waiting(f"fit of {self.name!r}"):
             call = feeding.fit_arguments(self, board, call)
         if board.comm.rank != 0:

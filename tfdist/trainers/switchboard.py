@@ -10,6 +10,7 @@ import tensorflow as tf
 
 from tfdist import private
 from tfdist.comm.buckets import Row
+from tfdist.comm.clock import Clock
 from tfdist.comm.collective import Collective
 from tfdist.comm.link import choose_bucket_bytes, measure
 from tfdist.comm.reducer import GradientReducer
@@ -45,12 +46,12 @@ class Switchboard:
         self.reducers: list[GradientReducer] = []
         self.bucket_bytes = 0
         self.global_batch: int | None = None
-        self.steps = 0
         self.synchronized_norm = False
         self.moving_statistics: list[Any] = []
         self.training = False
         self.told: set[str] = set()
         self.synchronized = False
+        self.clocked = False
         with tf.init_scope():
             self.wish = tf.Variable(0.0, trainable=False, name="tfdist_wish")
             self.agreed = tf.Variable(0.0, trainable=False, name="tfdist_agreed")
@@ -75,8 +76,21 @@ class Switchboard:
             self.bucket_bytes = DEFAULT_BUCKET
         extended = self.strategy.extended
         reducer = GradientReducer(self.comm, self.bucket_bytes, extended.compression, self.reduce_op)
+        reducer.clock = Clock() if self.clocked else None
         self.reducers.append(reducer)
         return reducer
+
+    def clock_steps(self, model: keras.Model) -> None:
+        """From the next trace on, steps note when their buckets were ready and reduced."""
+        if not self.clocked:
+            self.clocked = True
+            for reducer in self.reducers:
+                reducer.clock = Clock()
+            model.train_function = None
+
+    def batch(self) -> int | None:
+        """Samples per update of the running `fit`, None where that cannot be told before it ends."""
+        return self.global_batch or self.strategy.extended.dataset_batch
 
     def tell(self, line: str) -> None:
         """Prints a line once, on rank 0."""

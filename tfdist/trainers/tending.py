@@ -31,6 +31,8 @@ class Tending(keras.callbacks.Callback):
         self._fresh = False
         weights.synchronize(self._tended, self._board)
         self._board.synchronized = True
+        if not self._board.bucket_bytes:
+            self._board.choose_buckets(self._tended.trainable_variables)
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         with watch.waiting(f"the end of epoch {epoch + 1} of {self._board.model_name!r}"):

@@ -1,0 +1,1 @@
+"""What tfdist is measured against, each written as its own users write it."""

@@ -1,0 +1,70 @@
+"""Ring all-reduce beside its peers: `python benchmarks/ring.py`. See docs/benchmarks.md.
+
+One core a rank, 64 samples a rank, SGD. Every variant is started once; then, model by model, the variants take
+turns (A B C A B C ...) of `--steps` steps each while all others are frozen. A figure is the median over turns of
+the median step of the slowest rank.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from pathlib import Path
+
+sys.path[0] = str(Path(__file__).resolve().parent.parent)
+
+from statistics import median  # noqa: E402
+
+from benchmarks import models, report  # noqa: E402
+from benchmarks.teams import Team, Teams  # noqa: E402
+
+
+def teams(torch_python: str | None, controllers: list[str]) -> list[Team]:
+    """The variants: one process, then two; the names are those of `report.COLUMNS`."""
+    chosen = [Team("keras", "keras"), Team("tfdist 1", "tfdist")]
+    for controller in controllers:
+        tail = "" if controller == "gloo" else f" {controller}"
+        chosen.append(Team(f"tfdist 2{tail}", "tfdist", 2, controller))
+        chosen.append(Team(f"horovod 2{tail}", "horovod", 2, controller))
+    if torch_python:
+        chosen += [Team(f"torch {n}", "torch", n, python=torch_python) for n in (1, 2)]
+    return chosen
+
+
+def measure(running: Teams, model: str, steps: int, turns: int) -> tuple[dict[str, list[float]], dict]:
+    """(seconds of a step by team, one figure a turn; what the teams say of themselves)."""
+    facts = {team.name: running.call(team, "prepare", model, steps)[0] for team in running.teams}
+    seconds: dict[str, list[float]] = {team.name: [] for team in running.teams}
+    for turn in range(turns):
+        # Forwards, then backwards: a machine that slows down or speeds up favours nobody.
+        for team in running.teams if turn % 2 == 0 else reversed(running.teams):
+            slowest = max(median(times) for times in running.call(team, "run"))
+            seconds[team.name].append(slowest)
+    return seconds, facts
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--models", nargs="+", choices=models.NAMES, default=list(models.NAMES))
+    parser.add_argument("--steps", type=int, default=60, help="steps a turn")
+    parser.add_argument("--turns", type=int, default=5, help="turns of each variant")
+    parser.add_argument("--controller", nargs="+", choices=["gloo", "mpi"], default=["gloo"])
+    parser.add_argument("--without-torch", action="store_true")
+    parser.add_argument("--torch-python", metavar="PATH", help="an interpreter that has torch (default: this one)")
+    parser.add_argument("--json", type=Path, help="where to write (default: benchmarks/results/ring.json)")
+    parser.add_argument("--show-output", action="store_true", help="show what the variants print")
+    options = parser.parse_args()
+
+    torch_python = None if options.without_torch else report.python_with_torch(options.torch_python)
+    started = time.time()
+    results = {}
+    with Teams(teams(torch_python, options.controller), options.show_output) as running:
+        for model in options.models:
+            results[model] = measure(running, model, options.steps, options.turns)
+            report.show_progress(model, results[model][0], time.time() - started)
+    report.ring(results, options, time.time() - started, torch_python)
+
+
+if __name__ == "__main__":
+    main()
