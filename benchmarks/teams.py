@@ -128,13 +128,17 @@ class Teams:
                 cwd=ROOT,
                 env={
                     **os.environ, **CALM, **env, "BENCHMARK_ADDRESS": f"{host}:{port}",
-                    "BENCHMARK_KEY": self._key, "BENCHMARK_TEAM": team.name, "PYTHONPATH": str(ROOT),
+                    "BENCHMARK_KEY": self._key, "PYTHONPATH": str(ROOT),
                 },
                 stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True,
             )  # fmt: skip
             self._started.append(process)
         for _ in range(team.ranks):
             self._accept(team)
+        for connection, _ in self._ranks[team.name].values():  # only now: the ranks wait for each other
+            problem, _ = self._receive(team, connection, START_SECONDS)
+            if problem:
+                raise RuntimeError(f"{team.name} did not start:\n{problem}")
         self._signal(team.name, signal.SIGSTOP)
 
     def _accept(self, team: Team) -> None:
@@ -143,10 +147,7 @@ class Teams:
             connection = self._listener.accept()
         except TimeoutError:
             raise RuntimeError(f"{team.name} did not start in {START_SECONDS:g} s:\n{self._said(team)}") from None
-        hello = self._receive(team, connection, START_SECONDS)
-        if len(hello) != 3:
-            raise RuntimeError(f"{team.name} did not start:\n{hello[0]}")
-        _, rank, pid = hello
+        rank, pid = self._receive(team, connection, START_SECONDS)
         self._ranks[team.name][rank] = (connection, pid)
 
     def _receive(self, team: Team, connection: Connection, seconds: float) -> Any:

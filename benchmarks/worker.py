@@ -49,8 +49,9 @@ def main() -> None:
     host, port = os.environ["BENCHMARK_ADDRESS"].split(":")
     with Client((host, int(port)), authkey=os.environ["BENCHMARK_KEY"].encode()) as driver:
         try:
+            driver.send((rank, os.getpid()))
             variant = importlib.import_module(VARIANTS[sys.argv[1]]).open()
-            driver.send((os.environ["BENCHMARK_TEAM"], rank, os.getpid()))
+            driver.send((None, None))
             while (call := driver.recv()) is not None:
                 method, args = call
                 driver.send((None, getattr(variant, method)(*args)))

@@ -133,6 +133,11 @@ def compile_loss(model: Any) -> Any:
     return getattr(model, "_compile_loss", None)
 
 
+def compile_loss_class() -> type:
+    """The class of a model's CompileLoss, which is itself a Loss."""
+    return _load("keras.src.trainers.compile_utils", "CompileLoss")
+
+
 def flat_losses(compiled: Any) -> list[Any]:
     """The Loss objects that a built CompileLoss calls, one per output."""
     return [entry.loss for entry in (compiled._flat_losses or [])]

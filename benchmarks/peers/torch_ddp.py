@@ -72,7 +72,7 @@ class TorchDdp:
         order = torch.utils.data.BatchSampler(torch.utils.data.RandomSampler(data), models.BATCH, True)
         self.data = torch.utils.data.DataLoader(data, sampler=order, batch_size=None)
         self.train(5)
-        return {"torch": torch.__version__}
+        return {"torch": str(torch.__version__)}
 
     def train(self, steps: int | None = None) -> list[float]:
         ends = []

@@ -284,6 +284,24 @@ def custom_step_raw_loss(way):
 
 
 @case()
+def custom_step_own_loss_object(way):
+    class Own(keras.Sequential):
+        loss_fn = None
+
+        def train_step(self, batch):
+            x, y = batch
+            with tf.GradientTape() as tape:
+                loss = self.loss_fn(y, self(x, training=True))
+            self.optimizer.apply(tape.gradient(loss, self.trainable_variables), self.trainable_variables)
+            return {"loss": loss}
+
+    model = Own([keras.Input((8,)), L.Dense(16, "tanh"), L.Dense(4)])
+    model.loss_fn = cross_entropy(reduction="sum")
+    weights, _ = fit(way, model, O.SGD(0.002), compile_={"metrics": None})
+    return weights, {}
+
+
+@case()
 def two_optimizers(way):
     class Pair(keras.Model):
         def __init__(self):

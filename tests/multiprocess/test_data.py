@@ -26,7 +26,8 @@ class Recording(keras.Sequential):
         x = batch[0] if isinstance(batch, tuple) else batch
 
         def note(rows):
-            self.seen.append(rows[:, 0].astype(int).tolist())
+            if rows.max() >= 1:  # below: made-up rows, on which tfdist tries a custom train_step
+                self.seen.append((rows[:, 0].astype(int) - 1).tolist())
             return np.int32(0)
 
         with tf.control_dependencies([tf.numpy_function(note, [x], tf.int32)]):
@@ -63,7 +64,8 @@ def once_an_epoch(ring, seen, samples, epochs=2):
 
 
 def numbered(samples):
-    return np.arange(samples, dtype="float32")[:, None]
+    """Samples that `Recording` notes as 0, 1, ..."""
+    return np.arange(1, samples + 1, dtype="float32")[:, None]
 
 
 @CHECKS
@@ -157,7 +159,7 @@ def write_files(ring, counts):
     if ring.rank == 0:
         number = 0
         for i, n in enumerate(counts):
-            lines = [str(number + k) for k in range(n)]
+            lines = [str(1 + number + k) for k in range(n)]
             (ring.path / f"part-{i}.txt").write_text("\n".join(lines) + "\n")
             with tf.io.TFRecordWriter(str(ring.path / f"part-{i}.records")) as writer:
                 for line in lines:
@@ -191,7 +193,7 @@ def files_are_shared_by_file(ring):
         everybody = ring.everywhere(counted)
         for epoch in (0, 1):
             ids = sum((mine[len(mine) // 2 * epoch :][: len(mine) // 2] for mine in everybody), [])
-            assert sorted(ids) == list(range(38)), (name, ids)
+            assert sorted(ids) == list(range(1, 39)), (name, ids)
 
 
 @CHECKS
@@ -308,17 +310,23 @@ def evaluate_counts_each_sample_once(ring):
     def dataset(n):
         return tf.data.Dataset.from_tensor_slices((x[:n], y[:n])).batch(10)
 
-    for given, how in (
+    cases = (
         ((x, y), {"batch_size": 16, "sample_weight": weight}),
         ((x[:97], y[:97]), {"batch_size": 32}),
         ((dataset(101),), {}),
         ((dataset(103),), {"steps": 4}),
         ((x[:1], y[:1]), {"batch_size": 8}),
-    ):
-        # Names of metrics are numbered by how many a process has built.
+    )
+    # Names of metrics are numbered by how many a process has built.
+    wanted = {
+        i: list(plain.evaluate(*given, **how, verbose=0, return_dict=True).values())
+        for i, (given, how) in enumerate(cases)
+        if i % ring.size == ring.rank
+    }
+    wanted = {i: values for part in ring.everywhere(wanted) for i, values in part.items()}
+    for i, (given, how) in enumerate(cases):
         got = list(model.evaluate(*given, **how, verbose=0, return_dict=True).values())
-        wanted = list(plain.evaluate(*given, **how, verbose=0, return_dict=True).values())
-        np.testing.assert_allclose(got, wanted, rtol=2e-5, atol=1e-6, err_msg=str(how))
+        np.testing.assert_allclose(got, wanted[i], rtol=2e-5, atol=1e-6, err_msg=str(how))
         assert len({str(g) for g in ring.everywhere(got)}) == 1
 
 
@@ -346,7 +354,7 @@ def predict_is_complete_and_ordered(ring):
     check(model.predict(x, batch_size=10, steps=3, verbose=0), x[:30])
     unknown = dataset(103, 10).filter(lambda b: True)
     check(model.predict(unknown, verbose=0), x)
-    check(model.predict((x[k : k + 10] for k in range(0, 103, 10)), verbose=0), x)
+    check(model.predict(((x[k : k + 10],) for k in range(0, 103, 10)), verbose=0), x)
     check(model.predict_on_batch(x[:5]), x[:5])
     mine = model.predict(x, gather=False, verbose=0)
     low, high = 103 * ring.rank // 2, 103 * (ring.rank + 1) // 2

@@ -53,7 +53,8 @@ def share(dataset: tf.data.Dataset, comm: Collective, *, label: bool = False, by
     """
     policy = policy_of(dataset)
     if policy == Policy.OFF:
-        return Plan(AgreedDataset(dataset, comm), "auto_shard_policy OFF: the ranks' own batches, neither cut nor rebatched", False, None)
+        sentence = "auto_shard_policy OFF: the ranks' own batches, neither cut nor rebatched"
+        return Plan(AgreedDataset(dataset, comm), sentence, False, None)
     size = batch_size(dataset)
     if size is not None:
         check_batch(size, comm.size, "the dataset's batch")
@@ -61,19 +62,19 @@ def share(dataset: tf.data.Dataset, comm: Collective, *, label: bool = False, by
         mine = shard_files(dataset, comm.rank, comm.size, size)
         everywhere = bool(comm.all_reduce(tf.constant(mine is not None, tf.int32), "data/files", "min"))
         if everywhere and mine is not None:
-            return Plan(AgreedDataset(mine, comm), f"files shared among {comm.size} ranks", False, size)
+
+            def cut_instead() -> tf.data.Dataset:
+                if policy == Policy.FILE:
+                    raise ValueError(_no_files(comm.size))
+                if comm.rank == 0:
+                    print(f"tfdist: fewer files than ranks: {_cut_sentence(size, comm.size)}", flush=True)
+                return _cut(dataset, comm, label=False).prefetch(2)
+
+            sentence = f"files shared among {comm.size} ranks"
+            return Plan(AgreedDataset(mine, comm, cut_instead), sentence, False, size)
         if policy == Policy.FILE:
-            raise ValueError(
-                "auto_shard_policy FILE was set, but the dataset's files could not be shared among "
-                f"{comm.size} ranks: it needs at least as many files as ranks, read by a tf.data reader, and a "
-                "batch size that can be told from the pipeline. Use DATA, or bring more files."
-            )
-
-    @tf.autograph.experimental.do_not_convert
-    def part(*batch: Any) -> Any:
-        return cut(_packed(batch), comm.rank, comm.size, label)
-
-    mine = dataset.map(part, num_parallel_calls=2)
+            raise ValueError(_no_files(comm.size))
+    mine = _cut(dataset, comm, label)
     length = int(dataset.cardinality())
     if length == tf.data.UNKNOWN_CARDINALITY:
         return Plan(AgreedDataset(mine.prefetch(2), comm), _cut_sentence(size, comm.size), True, size)

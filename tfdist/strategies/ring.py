@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -66,7 +67,15 @@ class RingAllReduceStrategy(tf.distribute.Strategy):
         if bucket_mb != "auto" and not (isinstance(bucket_mb, (int, float)) and bucket_mb > 0):
             raise ValueError(f'bucket_mb is {bucket_mb!r}; expected a positive number of megabytes, or "auto".')
         compression = compressions.resolve(compression)
-        devices.claim(World.from_env())
+        world = World.from_env()
+        device = devices.claim(world)
+        gpus = len(tf.config.list_physical_devices("GPU"))
+        if gpus and device is None and world.is_chief:
+            print(
+                f"tfdist: training on the CPU: {gpus} GPUs for {world.local_size} ranks on {world.host} "
+                f"({devices.VARIABLE}={os.environ.get(devices.VARIABLE, 'auto')})",
+                flush=True,
+            )
         comm = collective.get()
         super().__init__(RingExtended(self, comm, bucket_mb, compression, reduce_op))
         if comm.size > 1:

@@ -83,7 +83,10 @@ class OutputLossTracker:
 
 
 def adopt(model: keras.Model) -> None:
-    """Makes the losses of a compiled model agree on their divisors; those that are not built yet come later."""
+    """Makes a model's losses agree on their divisors: those of `compile`, once they are built, and its attributes."""
+    for value in vars(model).values():
+        if isinstance(value, keras.losses.Loss) and not isinstance(value, private.compile_loss_class()):
+            swap(value, GlobalLoss)
     compiled = private.compile_loss(model)
     if compiled is None or not getattr(compiled, "built", False):
         return

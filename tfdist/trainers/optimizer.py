@@ -61,13 +61,16 @@ class RingOptimizer:
 
     def scale_loss(self, loss):
         step = current()
-        if step is not None:
+        if step is not None and step.probed is None:
             step.weighted.add(id(self))
             loss = loss * tf.cast(step.weight, loss.dtype)
         return super().scale_loss(loss)
 
     def apply(self, grads, trainable_variables=None):
         step = current()
+        if step is not None and step.probed is not None:
+            step.probed.append([g for g in grads if g is not None])
+            return None
         if step is not None:
             step.applied = True
             grads = self._tfdist_weighted(list(grads), step)
@@ -113,6 +116,8 @@ class RingLossScaleOptimizer(RingOptimizer):
 
     def apply(self, grads, trainable_variables=None):
         step = current()
+        if step is not None and step.probed is not None:
+            return super().apply(grads, trainable_variables)
         if step is not None:
             step.applied = True
             grads = self._tfdist_weighted(list(grads), step)

@@ -14,7 +14,7 @@ import tensorflow as tf
 
 from tfdist.comm import watch
 from tfdist.data.share import Share
-from tfdist.trainers import feeding, files, gathering, losses, optimizer, weights
+from tfdist.trainers import feeding, files, gathering, losses, optimizer, probe, weights
 from tfdist.trainers.logs import Globally, agree, metric_variables
 from tfdist.trainers.step import begin, entered
 from tfdist.trainers.switchboard import DIFFERENT_BATCHES, Switchboard, of
@@ -91,6 +91,7 @@ class RingTrainer:
             return super().fit(**call)
         board.told.clear()
         board.strategy.extended.dataset_batch = None
+        board.unprobed = not board.probed
         with watch.waiting(f"fit of {self.name!r}"):
             call = feeding.fit_arguments(self, board, call)
         if board.comm.rank != 0:
@@ -168,6 +169,10 @@ class RingTrainer:
                 if not own_step(self):
                     raise
         adopt(self)
+        board = of(self)
+        if board.unprobed and iterator is not None and board.comm.size > 1 and own_step(self):
+            board.unprobed, board.probed = False, True
+            probe.refuse_sum(self, super().train_step, spec, board.reduce_op)
 
     def _get_metrics_result_or_logs(self, logs):
         board = of(self)

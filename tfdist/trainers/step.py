@@ -36,6 +36,7 @@ class Step:
         weighted: optimizers whose loss was already weighted, by `id`.
         reduced: optimizers whose gradients were already summed, by `id`.
         applied: whether any optimizer was applied.
+        facts_sent: whether the small facts went with a reduction.
     """
 
     comm: Collective
@@ -49,6 +50,7 @@ class Step:
     reduced: set[int] = field(default_factory=set)
     applied: bool = False
     facts_sent: bool = False
+    probed: list[list[Any]] | None = None  # where a list: `apply` leaves its gradients here and does nothing else
     calls: Any = field(default_factory=itertools.count)
 
     @property

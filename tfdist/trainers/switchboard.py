@@ -52,6 +52,8 @@ class Switchboard:
         self.told: set[str] = set()
         self.synchronized = False
         self.clocked = False
+        self.probed = False
+        self.unprobed = False
         with tf.init_scope():
             self.wish = tf.Variable(0.0, trainable=False, name="tfdist_wish")
             self.agreed = tf.Variable(0.0, trainable=False, name="tfdist_agreed")

@@ -22,6 +22,8 @@ class Tending(keras.callbacks.Callback):
     def on_train_begin(self, logs: Any = None) -> None:
         with watch.waiting(f"the start of fit of {self._board.model_name!r}"):
             weights.resumed_epoch(self._tended, self._board)
+            if not self._board.bucket_bytes:
+                self._board.choose_buckets(self._tended.trainable_variables)
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
         self._board.training = True
@@ -31,8 +33,6 @@ class Tending(keras.callbacks.Callback):
         self._fresh = False
         weights.synchronize(self._tended, self._board)
         self._board.synchronized = True
-        if not self._board.bucket_bytes:
-            self._board.choose_buckets(self._tended.trainable_variables)
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         with watch.waiting(f"the end of epoch {epoch + 1} of {self._board.model_name!r}"):
