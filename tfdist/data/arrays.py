@@ -87,9 +87,8 @@ def quiet(dataset: tf.data.Dataset) -> tf.data.Dataset:
 
 def _reader(inputs: Any):
     """A function from row numbers to rows; files mapped into memory are read row by row."""
-    mapped = any(isinstance(a, np.memmap) for a in keras.tree.flatten(inputs) if a is not None)
-    if mapped:
-        return _mapped_reader(inputs)
+    if any(on_disk(a) for a in keras.tree.flatten(inputs)):
+        return _disk_reader(inputs)
     held = keras.tree.lists_to_tuples(private.tensors_of(inputs))
     held = keras.tree.map_structure(lambda a: a if a is None or _composite(a) else tf.convert_to_tensor(a), held)
 
@@ -112,18 +111,25 @@ def _leaf(a: Any) -> bool:
     return private.is_sparse_rows(a) or tf.is_tensor(a) or isinstance(a, (tf.RaggedTensor, np.ndarray))
 
 
-def _mapped_reader(inputs: Any):
-    """Rows of `np.memmap` arrays through numpy, so that only this rank's rows leave the disk."""
+def on_disk(a: Any) -> bool:
+    """Whether an array is a file that can be read by rows: `np.memmap`, or a dataset of h5py or zarr."""
+    return isinstance(a, np.memmap) or type(a).__module__.split(".")[0] in ("h5py", "zarr")
+
+
+def _disk_reader(inputs: Any):
+    """Rows through numpy, so that only this rank's rows leave the disk."""
     inputs = keras.tree.lists_to_tuples(inputs)
-    flat = [np.asanyarray(a) for a in keras.tree.flatten(inputs)]
-    kinds = [keras.config.floatx() if a.dtype.kind == "f" else a.dtype.name for a in flat]
+    flat = [a if on_disk(a) else np.asanyarray(a) for a in keras.tree.flatten(inputs)]
+    kinds = [keras.config.floatx() if np.dtype(a.dtype).kind == "f" else np.dtype(a.dtype).name for a in flat]
 
     def read(indices: np.ndarray) -> list[np.ndarray]:
-        return [np.asarray(a[indices], dtype=k) for a, k in zip(flat, kinds)]
+        # Ascending and each once, as HDF5 wants them (and disks like them).
+        wanted, back = np.unique(indices, return_inverse=True)
+        return [np.asarray(a[wanted], dtype=k)[back] for a, k in zip(flat, kinds, strict=True)]
 
     def take(indices: tf.Tensor) -> Any:
         out = tf.numpy_function(read, [indices], [tf.as_dtype(k) for k in kinds])
-        for tensor, a in zip(out, flat):
+        for tensor, a in zip(out, flat, strict=True):
             tensor.set_shape((None, *a.shape[1:]))
         return keras.tree.pack_sequence_as(inputs, out)
 
