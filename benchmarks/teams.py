@@ -118,6 +118,9 @@ class Teams:
                 raise RuntimeError(f"{team.name}: {method}{args} failed:\n{problem}")
         return [result for _, result in answers]
 
+    def pids(self, team: Team) -> list[int]:
+        return [pid for _, pid in self._ranks[team.name].values()]
+
     def _start(self, team: Team) -> None:
         output = None if self._show else open(os.path.join(self._folder, f"{team.name}.txt"), "wb")  # noqa: SIM115
         self._ranks[team.name] = {}

@@ -3,9 +3,8 @@
     python examples/custom_loop.py                    # one process
     tfdist run -np 2 examples/custom_loop.py          # two, on this machine
 
-Read it as a diff: `diff examples/ring.py examples/custom_loop.py`. A loop of one's own has four duties that `fit`
-takes over elsewhere: to divide each loss by the global batch, to start from the same weights on every rank, to
-share the data, and to sum what it reports.
+Read it as a diff: `diff examples/ring.py examples/custom_loop.py`. The loop does what `fit` does elsewhere: it starts
+from the same weights on every rank, shares the data, divides each loss by the global batch, and sums what it reports.
 """
 
 import zlib
@@ -40,7 +39,7 @@ def build_model():
     )
 
 
-keras.utils.set_random_seed(1)  # the same initial weights and the same shuffle on every rank
+keras.utils.set_random_seed(1)
 (x, y), validation = load()
 
 strategy = tfdist.RingAllReduceStrategy()
@@ -51,6 +50,7 @@ with strategy.scope():
         keras.losses.SparseCategoricalCrossentropy(from_logits=True),
         metrics=["accuracy"],
     )
+model.set_weights(tfdist.broadcast(model.get_weights()))  # what fit does before its first step
 
 # Batches of the global size; every rank gets its rows of each.
 batches = strategy.experimental_distribute_dataset(tf.data.Dataset.from_tensor_slices((x, y)).shuffle(2000).batch(64))
@@ -67,7 +67,7 @@ def step(images, labels):
     return loss
 
 
-@tf.function
+@tf.function(input_signature=[batches.element_spec])  # one graph for batches of any size
 def update(batch):
     return strategy.run(step, args=batch)
 

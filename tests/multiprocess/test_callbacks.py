@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import importlib.util
+import sys
+import types
+
 import keras
 import numpy as np
 import tensorflow as tf
@@ -45,6 +49,17 @@ def r3_early_stopping_on_one_rank(ring):
     assert same_everywhere(ring, len(history.epoch)) == 3
 
 
+def tensorboard(ring, **kwargs):
+    """The callback; where the tensorboard package, which TensorFlow needs for it, is missing, with a stand-in."""
+    if "tensorboard" not in sys.modules and importlib.util.find_spec("tensorboard") is None:
+        for name in ("tensorboard", "tensorboard.summary", "tensorboard.summary.v2"):
+            sys.modules[name] = types.ModuleType(name)
+        sys.modules["tensorboard.summary.v2"].scalar = lambda name, data, step=None, description=None: (
+            tf.summary.write(name, data, step)
+        )
+    return K.TensorBoard(str(ring.path / "board"), profile_batch=0, **kwargs)
+
+
 class StopAt(K.Callback):
     """Sets `stop_training` in a batch callback; counts the steps that were taken."""
 
@@ -60,16 +75,15 @@ class StopAt(K.Callback):
 
 @CHECKS
 def stop_training_in_a_batch(ring):
-    """`stop_training` set at a batch on one rank only: all stop together, with the step after."""
-    for steps, taken in (((3, None), 4), ((None, 5), 6), ((3, 3), 4), ((None, 8), 9)):
+    """`stop_training` set at a batch on one rank only: all stop together, with the step after or the epoch's end."""
+    for steps, taken in (((3, None), 4), ((None, 5), 6), ((None, 8), 8)):
         model = compiled(ring)
         counter = StopAt(steps[ring.rank])
         history = fit(model, rows=128, epochs=3, callbacks=[counter])
         assert same_everywhere(ring, counter.steps) == taken, (steps, counter.steps)
         assert same_everywhere(ring, int(model.optimizer.iterations.numpy())) == taken
-        assert same_everywhere(ring, len(history.epoch)) == (1 if taken <= 8 else 2)
-        # The next fit starts afresh.
-        assert len(fit(model, rows=128, epochs=2).epoch) == 2
+        assert same_everywhere(ring, len(history.epoch)) == 1
+    assert len(fit(model, rows=128, epochs=2).epoch) == 2  # the next fit starts afresh
 
 
 @CHECKS
@@ -81,7 +95,7 @@ def r4_reduce_on_plateau(ring):
         keras.utils.set_random_seed(3)
         model = strategy.distribute(dense()) if strategy else dense()
         model.compile(keras.optimizers.SGD(0.5), cross_entropy())
-        plateau = K.ReduceLROnPlateau(monitor="val_loss", factor=0.5, patience=1, min_delta=0.03)
+        plateau = K.ReduceLROnPlateau(monitor="val_loss", factor=0.5, patience=1, min_delta=0.2)
         history = model.fit(
             x, y, batch_size=20, epochs=6, validation_data=(x[:10], y[:10]), callbacks=[plateau], verbose=0
         )
@@ -114,7 +128,7 @@ def r7_r8_writers_on_all_ranks(ring):
     writers = [
         K.ModelCheckpoint(str(ring.path / "best.keras"), monitor="val_loss", save_best_only=True),
         K.ModelCheckpoint(str(ring.path / "{epoch}.weights.h5"), save_weights_only=True),
-        K.TensorBoard(str(ring.path / "board"), update_freq=10, profile_batch=0),
+        tensorboard(ring, update_freq=10),
         K.CSVLogger(str(ring.path / "log.csv")),
         K.BackupAndRestore(str(ring.path / "backup")),
     ]
@@ -135,7 +149,7 @@ def r7_r8_writers_on_all_ranks(ring):
 @CHECKS
 def r7_tensorboard_on_rank_0_only(ring):
     """R7: a list of callbacks that differs between ranks."""
-    board = [K.TensorBoard(str(ring.path / "board"), update_freq=2, profile_batch=0)] if ring.rank == 0 else []
+    board = [tensorboard(ring, update_freq=2)] if ring.rank == 0 else []
     history = fit(compiled(ring), epochs=2, callbacks=board)
     assert same_everywhere(ring, len(history.epoch)) == 2
 
@@ -214,9 +228,12 @@ def a_callback_list_and_one_callback(ring):
     """`callbacks` may be a single callback or a CallbackList."""
     model = compiled(ring)
     log = K.CSVLogger(str(ring.path / "log.csv"))
-    fit(model, callbacks=K.CallbackList([log], add_history=True, model=model))
+    listed = K.CallbackList([log], add_history=True, model=model)
+    fit(model, callbacks=listed)
+    fit(model, callbacks=listed, epochs=2)
+    fit(model, callbacks=K.EarlyStopping(monitor="loss"))
     ring.everywhere(None)
-    assert len((ring.path / "log.csv").read_text().splitlines()) == 2
+    assert len((ring.path / "log.csv").read_text().splitlines()) == 3
 
 
 @CHECKS

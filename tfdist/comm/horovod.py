@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 # Set before Horovod starts, where the user has not set them.
 DEFAULTS = {
     "HOROVOD_FUSION_THRESHOLD": "0",  # tfdist packs; packing twice copies twice
-    "HOROVOD_CYCLE_TIME": "0.1",  # ms between looks for new tensors
+    "HOROVOD_CYCLE_TIME": "1",  # ms between looks for new tensors; each costs some 70 us of CPU time
     "HOROVOD_STALL_CHECK_TIME_SECONDS": "300",  # tfdist.comm.watch names missing ranks long before
 }
 
@@ -86,6 +86,8 @@ class HorovodCollective:
         # Two threads in Horovod's shutdown at once never return: ours is the only way there.
         atexit.unregister(mpi_ops.shutdown)
         atexit.register(self._leave)
+        with tf.init_scope(), tf.device("/CPU:0"):
+            self._zero = tf.Variable(0, trainable=False, name="tfdist_zero")
         self.hosts = ("?",) * self.size
         mine = tf.io.decode_raw(socket.gethostname() + "\n", tf.uint8)
         joined = bytes(self.all_gather(mine, "hosts").numpy()).decode()
@@ -121,7 +123,7 @@ class HorovodCollective:
             sent, back = wire.for_move(x, name)
             with self._region("all_gather", name):
                 result = self._lib.horovod_allgather(
-                    _opaque(sent), name=_node(name), ignore_name_scope=True
+                    self._opaque(sent), name=_node(name), ignore_name_scope=True
                 )
             return back(result), gradient
 
@@ -139,12 +141,12 @@ class HorovodCollective:
             def gradient(upstream: tf.Tensor) -> tf.Tensor:
                 total = self.all_reduce(upstream, f"{name}.gradient")
                 # Plain zeros would let the graph optimizer drop the reduction, on these ranks only.
-                return tf.where(_opaque(tf.constant(self.rank == root)), total, tf.zeros_like(total))
+                return tf.where(self._opaque(tf.constant(self.rank == root)), total, tf.zeros_like(total))
 
             sent, back = wire.for_move(x, name)
             with self._region("broadcast", name):
                 result = self._lib.horovod_broadcast(
-                    _opaque(sent), name=_node(name), root_rank=root, ignore_name_scope=True
+                    self._opaque(sent), name=_node(name), root_rank=root, ignore_name_scope=True
                 )
             return back(result), gradient
 
@@ -169,7 +171,7 @@ class HorovodCollective:
             sent, back = wire.for_reduction(x, op, name)
             with self._region("reduce_scatter", name):
                 result = self._lib.horovod_reducescatter(
-                    _opaque(sent), name=_node(name), reduce_op=self._hvd.Sum,
+                    self._opaque(sent), name=_node(name), reduce_op=self._hvd.Sum,
                     prescale_factor=1.0, postscale_factor=1.0, ignore_name_scope=True,
                 )  # fmt: skip
             result = back(result)
@@ -218,9 +220,23 @@ class HorovodCollective:
     def _reduce(self, tensor: tf.Tensor, name: str, op: str) -> tf.Tensor:
         with self._region("all_reduce", name):
             return self._lib.horovod_allreduce(
-                _opaque(tensor), name=_node(name), reduce_op=self._reductions[op],
+                self._opaque(tensor), name=_node(name), reduce_op=self._reductions[op],
                 prescale_factor=1.0, postscale_factor=1.0, ignore_name_scope=True,
             )  # fmt: skip
+
+    def _opaque(self, tensor: tf.Tensor) -> tf.Tensor:
+        """The tensor, not copied, in a form that the graph optimizer cannot compute.
+
+        Horovod's operations do not say that they have side effects, so TensorFlow would run a collective of
+        constants while it optimizes a graph, and put the result in its place: on a rank that traces again, alone.
+        """
+        if tf.executing_eagerly():
+            return tensor
+        if tensor.shape.rank == 0:
+            return tf.reshape(self._opaque(tf.reshape(tensor, [1])), [])
+        opaque = tensor[self._zero :]
+        opaque.set_shape(tensor.shape)
+        return opaque
 
     @contextlib.contextmanager
     def _region(self, kind: str, name: str) -> Iterator[None]:
@@ -228,13 +244,6 @@ class HorovodCollective:
         guard = watch.waiting(f"{kind} {name!r}") if tf.executing_eagerly() else contextlib.nullcontext()
         with guard, tf.device("/CPU:0"):
             yield
-
-
-def _opaque(tensor: tf.Tensor) -> tf.Tensor:
-    """The tensor, hidden from the graph optimizer: it would run a collective of constants while it optimizes."""
-    if tf.executing_eagerly():
-        return tensor
-    return tf.raw_ops.PlaceholderWithDefault(input=tensor, shape=tensor.shape)
 
 
 def _node(name: str) -> str:

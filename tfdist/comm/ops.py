@@ -28,6 +28,7 @@ __all__ = [
 
 REDUCTIONS = ("sum", "mean", "min", "max", "product", "any", "all")
 _calls = itertools.count()
+_plain = tf.autograph.experimental.do_not_convert  # nothing in here depends on tensors' values
 
 
 def rank() -> int:
@@ -50,6 +51,7 @@ def is_chief() -> bool:
     return rank() == 0
 
 
+@_plain
 def all_reduce(value: Any, op: str = "sum", name: str | None = None) -> Any:
     """Reduces every tensor of `value`, element by element, over ranks; all ranks get the result.
 
@@ -65,6 +67,7 @@ def all_reduce(value: Any, op: str = "sum", name: str | None = None) -> Any:
     return _Call("all_reduce", op, name).run(value, _reduced)
 
 
+@_plain
 def reduce(value: Any, op: str = "sum", root: int = 0, name: str | None = None) -> Any:
     """`all_reduce` whose result only rank `root` gets; the others get None."""
     call = _Call("reduce", op, name, root)
@@ -72,6 +75,7 @@ def reduce(value: Any, op: str = "sum", root: int = 0, name: str | None = None) 
     return result if call.group.rank == root else None
 
 
+@_plain
 def all_gather(value: Any, name: str | None = None) -> Any:
     """Joins the ranks' tensors along axis 0, in rank order; scalars become a vector of one entry a rank.
 
@@ -80,6 +84,7 @@ def all_gather(value: Any, name: str | None = None) -> Any:
     return _Call("all_gather", None, name).run(value, _gathered)
 
 
+@_plain
 def gather(value: Any, root: int = 0, name: str | None = None) -> Any:
     """`all_gather` whose result only rank `root` gets; the others get None."""
     call = _Call("gather", None, name, root)
@@ -87,6 +92,7 @@ def gather(value: Any, root: int = 0, name: str | None = None) -> Any:
     return result if call.group.rank == root else None
 
 
+@_plain
 def broadcast(value: Any, root: int = 0, name: str | None = None) -> Any:
     """Every rank gets the value of rank `root`; shapes and types are the same on every rank.
 
@@ -95,6 +101,7 @@ def broadcast(value: Any, root: int = 0, name: str | None = None) -> Any:
     return _Call("broadcast", None, name, root).run(value, _sent)
 
 
+@_plain
 def reduce_scatter(value: Any, op: str = "sum", name: str | None = None) -> Any:
     """Reduces over ranks and gives each rank its part of the rows (axis 0), the longer parts first.
 
@@ -103,6 +110,7 @@ def reduce_scatter(value: Any, op: str = "sum", name: str | None = None) -> Any:
     return _Call("reduce_scatter", op, name).run(value, _scattered)
 
 
+@_plain
 def barrier(name: str | None = None) -> None:
     """Returns when every rank has come here.
 
@@ -233,8 +241,8 @@ def _graph_name(kind: str, name: str | None) -> str:
     while getattr(getattr(graph, "outer_graph", None), "outer_graph", None) is not None:
         graph = graph.outer_graph  # loop bodies and inner functions count with the function the user calls
     if name is None:
-        number = graph.__dict__.setdefault("_tfdist_calls", itertools.count())
-        name = str(next(number))
+        name = str(getattr(graph, "_tfdist_calls", 0))
+        graph._tfdist_calls = int(name) + 1
     return f"{getattr(graph, 'name', 'graph')}.{kind}.{name}"
 
 
@@ -244,10 +252,11 @@ def _watched(
     """Runs `work` in a graph so that the roll call sees it wait, and so that it runs even if unused."""
     region = watch.in_graph(what)
     enter = tf.numpy_function(region.enter, [], [], name="tfdist_enter")
-    with tf.control_dependencies([enter] if enter is not None else []):
+    with tf.control_dependencies([enter]):
         inputs = [tf.identity(t) for t in tensors]
     results = work(inputs)
-    with tf.control_dependencies(results):
-        leave = tf.numpy_function(region.leave, [], [], name="tfdist_leave")
-    with tf.control_dependencies([leave] if leave is not None else []):
+    # The optimizer of graphs drops a collective that only control edges leave: hand on a bit of each result.
+    bits = [tf.reshape(r, [-1])[:1] for r in results]
+    leave = tf.numpy_function(lambda *_: region.leave(), bits, [], name="tfdist_leave")
+    with tf.control_dependencies([leave]):
         return [tf.identity(r) for r in results]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import tensorflow as tf
 
@@ -19,13 +19,23 @@ Gradient = tf.Tensor | tf.IndexedSlices | None
 
 @dataclass(frozen=True)
 class Traffic:
-    """What one call of `reduce` sends, as planned when it was traced."""
+    """What one call of `reduce` sends, as planned when it was traced.
 
-    buckets: tuple[Bucket, ...] = ()
-    dense_bytes: int = 0  # of gradients, before compression
-    wire_bytes: int = 0  # a rank hands to the ring, sparse rows not counted
-    sparse: tuple[str, ...] = ()  # names of the gradients that go by rows
-    absent: tuple[str, ...] = field(default=())  # names of the variables without a gradient
+    Attributes:
+      buckets: their rows count in `dense`.
+      dense: names of the gradients that travel in buckets.
+      dense_bytes: of those gradients, before compression.
+      wire_bytes: of the buckets as a rank hands them to the ring.
+      sparse: names of the gradients of which only rows travel, see `GradientReducer.sparse_bytes`.
+      absent: names of the variables without a gradient.
+    """
+
+    buckets: tuple[Bucket, ...]
+    dense: tuple[str, ...]
+    dense_bytes: int
+    wire_bytes: int
+    sparse: tuple[str, ...]
+    absent: tuple[str, ...]
 
 
 class GradientReducer:
@@ -54,6 +64,7 @@ class GradientReducer:
         self.traffic: dict[str, Traffic] = {}
         self.clock: Clock | None = None  # set to note when buckets are ready and done
         self._agreed: set[tuple[object, ...]] = set()
+        self._sparse_bytes: tf.Variable | None = None
 
     def reduce(
         self,
@@ -82,10 +93,10 @@ class GradientReducer:
         self._agree(grads, rows, key)
         dense = [i for i, g in enumerate(grads) if isinstance(g, tf.Tensor)]
         buckets = plan([rows[i] for i in dense], self.bucket_bytes)
-        self._note(grads, names, key, buckets)
         rides = facts is not None and self.op == "sum" and self.compression is None
         result: list[Gradient] = list(grads)
         total = None
+        wire_bytes = 0
         before: list[tf.Tensor] = []
         for bucket in buckets:
             members = [dense[r] for r in bucket.rows]
@@ -96,7 +107,8 @@ class GradientReducer:
             before = [flat]
             if self.clock is not None:
                 flat = self.clock.start(flat)
-            flat = self._send(flat, f"{key}.bucket{bucket.index}")
+            flat, sent = self._send(flat, f"{key}.bucket{bucket.index}")
+            wire_bytes += sent
             if self.clock is not None:
                 flat = self.clock.stop(flat)
             shapes = [rows[i].shape for i in members]
@@ -106,22 +118,47 @@ class GradientReducer:
                 parts = fusion.unpack(flat, shapes)
             for i, part in zip(members, parts, strict=True):
                 result[i] = tf.cast(part, grads[i].dtype)
+        rows_bytes = []
         for i, grad in enumerate(grads):
             if isinstance(grad, tf.IndexedSlices):
-                result[i] = sparse.all_reduce(self.collective, grad, f"{key}.sparse{i}")
+                result[i], sent_rows = sparse.all_reduce(self.collective, grad, f"{key}.sparse{i}")
+                rows_bytes.append(sent_rows)
+        if rows_bytes:
+            self._count(tf.add_n(rows_bytes))
         if facts is not None and total is None:
             total = self.collective.all_reduce(facts, f"{key}.facts")
         if self.clock is not None and buckets:
             self.clock.finish()
+        self.traffic[key] = Traffic(
+            buckets,
+            tuple(names[i] for i in dense),
+            sum(b.nbytes for b in buckets),
+            wire_bytes,
+            tuple(n for g, n in zip(grads, names, strict=True) if isinstance(g, tf.IndexedSlices)),
+            tuple(n for g, n in zip(grads, names, strict=True) if g is None),
+        )
         return result, total
 
-    def _send(self, flat: tf.Tensor, name: str) -> tf.Tensor:
+    @property
+    def sparse_bytes(self) -> int:
+        """Bytes of rows (indices and values) that this rank sent in the latest call of `reduce`."""
+        return 0 if self._sparse_bytes is None else int(self._sparse_bytes.numpy())
+
+    def _count(self, nbytes: tf.Tensor) -> None:
+        if self._sparse_bytes is None:
+            with tf.init_scope():
+                self._sparse_bytes = tf.Variable(0, trainable=False, dtype=tf.int64, name="tfdist_sparse_bytes")
+        self._sparse_bytes.assign(nbytes)
+
+    def _send(self, flat: tf.Tensor, name: str) -> tuple[tf.Tensor, int]:
+        """The reduced vector, and the bytes of it on the wire."""
         if self.compression is None or flat.dtype != tf.float32:
-            return self.collective.all_reduce(flat, name, self.op)
+            return self.collective.all_reduce(flat, name, self.op), _nbytes(flat)
         wire, context = self.compression.compress(
             flat, self.collective.size, lambda x: self.collective.all_reduce(x, f"{name}.max", "max")
         )
-        return self.compression.decompress(self.collective.all_reduce(wire, name, self.op), context)
+        reduced = self.collective.all_reduce(wire, name, self.op)
+        return self.compression.decompress(reduced, context), _nbytes(wire)
 
     def _agree(self, grads: Sequence[Gradient], rows: Sequence[Row], key: str) -> None:
         table = tuple((r.name, r.shape, _kind(g, r)) for g, r in zip(grads, rows, strict=True))
@@ -129,15 +166,9 @@ class GradientReducer:
             agree(self.collective, table, f"gradients of {key!r}")
             self._agreed.add((key, table))
 
-    def _note(
-        self, grads: Sequence[Gradient], names: Sequence[str], key: str, buckets: tuple[Bucket, ...]
-    ) -> None:
-        total = sum(b.nbytes for b in buckets)
-        self.traffic[key] = Traffic(
-            buckets, total, total,
-            tuple(n for g, n in zip(grads, names, strict=True) if isinstance(g, tf.IndexedSlices)),
-            tuple(n for g, n in zip(grads, names, strict=True) if g is None),
-        )  # fmt: skip
+
+def _nbytes(tensor: tf.Tensor) -> int:
+    return (tensor.shape.num_elements() or 0) * tensor.dtype.size
 
 
 def _row(grad: Gradient, name: str) -> Row:

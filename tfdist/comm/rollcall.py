@@ -26,6 +26,7 @@ from tfdist.comm.watch import Board, Region
 
 RELEASE_SECONDS = 10.0  # from a verdict to the end of a process that nothing releases
 ANSWER_SECONDS = 5.0  # for a rank's state
+LONGEST_LINE = 100_000  # bytes
 
 
 class Line:
@@ -41,15 +42,15 @@ class Line:
             self.sock.sendall(json.dumps(message).encode() + b"\n")
 
     def receive(self) -> list[dict[str, Any]] | None:
-        """The messages that are there; None when the other end is closed. Call when readable."""
+        """The messages that are there; None when the other end closed or is no rank. Call when readable."""
         try:
             data = self.sock.recv(65536)
-        except OSError:
-            data = b""
-        if not data:
+            *lines, self._rest = (self._rest + data).split(b"\n")
+            messages = [json.loads(line) for line in lines]
+        except (OSError, ValueError):
             return None
-        *lines, self._rest = (self._rest + data).split(b"\n")
-        return [json.loads(line) for line in lines]
+        sane = len(self._rest) < LONGEST_LINE and all(isinstance(m, dict) for m in messages)
+        return messages if data and sane else None
 
 
 class RollCall:
@@ -91,8 +92,8 @@ class RollCall:
         while not self._stopping:
             tick = min(1.0, self.board.deadline / 10)
             for key, _ in self._selector.select(timeout=tick):
-                if key.fileobj is self._listener:
-                    self._accept()
+                if self._listener is not None and key.fileobj is self._listener:
+                    self._accept(self._listener)
                 elif key.data is not None:
                     self._read(*key.data)
             if not self._stopping:
@@ -116,9 +117,9 @@ class RollCall:
 
     # Rank 0 -----------------------------------------------------------------------------------
 
-    def _accept(self) -> None:
-        if self._listener is not None:
-            sock, _ = self._listener.accept()
+    def _accept(self, listener: socket.socket) -> None:
+        with contextlib.suppress(OSError):
+            sock, _ = listener.accept()
             self._selector.register(sock, selectors.EVENT_READ, (None, Line(sock)))
 
     def _ask(self, reporter: int, deadline: float) -> None:
@@ -212,6 +213,8 @@ class RollCall:
             if board.news.wait_for(lambda: not board.inside(region), min(patience, threading.TIMEOUT_MAX)):
                 self._releasing = False
                 return
+        if region.unguarded:
+            print(board.verdict or board.farewell(), file=sys.stderr, flush=True)
         threading.Thread(target=board.group.abort, daemon=True).start()
         with board.news:
             left = board.news.wait_for(lambda: not board.inside(region), RELEASE_SECONDS)

@@ -14,10 +14,13 @@ def deduplicate(slices: tf.IndexedSlices) -> tf.IndexedSlices:
     return tf.IndexedSlices(values, unique, slices.dense_shape)
 
 
-def all_reduce(collective: Collective, slices: tf.IndexedSlices, name: str) -> tf.IndexedSlices:
-    """The sum over ranks, each touched row once, in the same order on every rank.
+def all_reduce(
+    collective: Collective, slices: tf.IndexedSlices, name: str
+) -> tuple[tf.IndexedSlices, tf.Tensor]:
+    """The sum over ranks, each touched row once and in the same order on every rank, and the bytes this rank sent.
 
-    Each rank sends the rows it touched (indices and values), deduplicated. 16-bit floats are summed as float32.
+    Each rank sends the rows it touched (indices and values), deduplicated. 16-bit floats travel and are
+    summed as float32. The byte count is an int64 scalar.
     """
     dtype = slices.values.dtype
     wide = tf.float32 if dtype in (tf.float16, tf.bfloat16) else dtype
@@ -26,4 +29,6 @@ def all_reduce(collective: Collective, slices: tf.IndexedSlices, name: str) -> t
     values = collective.all_gather(mine.values, f"{name}.values")
     values = tf.ensure_shape(values, [None, *slices.values.shape[1:]])
     total = deduplicate(tf.IndexedSlices(values, indices, slices.dense_shape))
-    return tf.IndexedSlices(tf.cast(total.values, dtype), total.indices, slices.dense_shape)
+    result = tf.IndexedSlices(tf.cast(total.values, dtype), total.indices, slices.dense_shape)
+    sent = tf.size(mine.indices, tf.int64) * mine.indices.dtype.size
+    return result, sent + tf.size(mine.values, tf.int64) * wide.size

@@ -43,10 +43,13 @@ class Group(Protocol):
 
 
 class Region:
-    """A stretch of code in which this rank waits for the others, or they for it. A context manager."""
+    """A stretch of code in which this rank waits for the others, or they for it. A context manager.
 
-    def __init__(self, board: Board | None, what: str, busy: bool) -> None:
-        self.board, self.what, self.busy = board, what, busy
+    `unguarded`: a graph is in it; nothing turns the raw error of its collective into the roll call's message.
+    """
+
+    def __init__(self, board: Board | None, what: str, busy: bool, unguarded: bool = False) -> None:
+        self.board, self.what, self.busy, self.unguarded = board, what, busy, unguarded
 
     def __enter__(self) -> None:
         if self.board is not None:
@@ -166,7 +169,7 @@ class GraphRegion:
 
     def enter(self) -> None:
         if _board is not None and not _board.state().path:
-            region = Region(_board, self._what, busy=False)
+            region = Region(_board, self._what, busy=False, unguarded=True)
             _board.enter(region)
             self._entered.append(region)
 

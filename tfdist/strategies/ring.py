@@ -13,7 +13,8 @@ import tensorflow as tf
 
 from tfdist import devices
 from tfdist.cluster import World
-from tfdist.comm import collective, compression as compressions
+from tfdist.comm import collective
+from tfdist.comm import compression as compressions
 from tfdist.comm.reducer import GradientReducer
 from tfdist.data import pipelines
 from tfdist.data.share import Share

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import keras
@@ -10,6 +11,9 @@ from tfdist import private
 from tfdist.trainers.ring import RingTrainer, adopt
 from tfdist.trainers.swap import has, swap
 from tfdist.trainers.switchboard import Switchboard, of
+
+# The functions in which Keras calls a model's step.
+KERAS_STEP = re.compile(r"\bmake_(train|test|predict)_function\b")
 
 
 def check_backend() -> None:
@@ -61,11 +65,15 @@ def distribute(model: Any, strategy: Any) -> Any:
 
 def refuse_undistributed(fn: Any) -> None:
     """Raises where Keras runs a step of a model that was compiled under the strategy but never distributed."""
-    fn = getattr(fn, "__wrapped__", fn)
-    model = getattr(fn, "__self__", None)
-    if model is None and "make_predict_function" in getattr(fn, "__qualname__", ""):
-        cells = [c.cell_contents for c in (fn.__closure__ or ())]
-        model = next((c for c in cells if isinstance(c, keras.Model)), None)
+    layers = [fn]  # Keras' step, inside its conversion of optional inputs and, with XLA, a tf.function
+    while inner := getattr(layers[-1], "__wrapped__", getattr(layers[-1], "python_function", None)):
+        layers.append(inner)
+    model = None
+    for layer in layers:
+        model = model or getattr(layer, "__self__", None)
+        if KERAS_STEP.search(getattr(layer, "__qualname__", "")):
+            cells = [c.cell_contents for c in (getattr(layer, "__closure__", None) or ())]
+            model = model or next((c for c in cells if isinstance(c, keras.Model)), None)
     if isinstance(model, keras.Model) and not has(model, RingTrainer):
         raise ValueError(
             f"Model {model.name!r} runs under RingAllReduceStrategy but was not distributed, so its gradients and "

@@ -26,6 +26,14 @@ def batch_of(call: dict[str, Any]) -> int | None:
     return call["batch_size"] or 32
 
 
+def first_rows(call: dict[str, Any]) -> int | None:
+    """Samples in the first global batch of arrays: plain Keras builds late models for it. None for datasets."""
+    if call["x"] is None or not private.is_arrays(call["x"], call["y"], call.get("sample_weight")):
+        return None
+    leaf = next(a for a in keras.tree.flatten(call["x"]) if a is not None)
+    return min(call["batch_size"] or 32, int(leaf.shape[0]))
+
+
 def describe_input(x: Any, y: Any = None, sample_weight: Any = None) -> str:
     """What an input is, in words that must agree on all ranks."""
     if x is None:
@@ -50,6 +58,7 @@ def fit_arguments(model: Any, board: Switchboard, call: dict[str, Any]) -> dict[
         )
         call["validation_split"] = 0.0
     validation = _triple(call["validation_data"])
+    board.rows = first_rows(call)
     facts = {
         "x": describe_input(call["x"], call["y"], call["sample_weight"]),
         "validation_data": describe_input(*validation),
@@ -96,6 +105,7 @@ def evaluate_arguments(model: Any, board: Switchboard, call: dict[str, Any]) -> 
     """The arguments with which Keras' `evaluate` is called on this rank."""
     call = dict(call)
     parts = (call["x"], call["y"], call["sample_weight"])
+    board.rows = first_rows(call)
     facts = {"x": describe_input(*parts), "batch_size": str(call["batch_size"]), "steps": str(call["steps"])}
     handshake.compare(board.comm, f"evaluate of {board.model_name!r}", facts)
     if private.is_arrays(*parts):
@@ -134,8 +144,15 @@ def batch_arguments(board: Switchboard, call: dict[str, Any]) -> dict[str, Any]:
     return call
 
 
-def symbol(spec: Any) -> Any:
-    """What stands for a batch when Keras builds a model symbolically."""
+def symbol(spec: Any, batch: int | None = None) -> Any:
+    """What stands for (a leaf of) a global batch when Keras builds a model symbolically.
+
+    Args:
+        batch: its rows where they are known; a spec of a rank's share may have the share's.
+    """
     if isinstance(spec, tf.experimental.Optional) or not hasattr(spec, "shape"):
         return None
-    return keras.KerasTensor(tuple(spec.shape), spec.dtype.name, sparse=isinstance(spec, tf.SparseTensorSpec))
+    shape = tuple(spec.shape)
+    if batch is not None and shape:
+        shape = (batch, *shape[1:])
+    return keras.KerasTensor(shape, spec.dtype.name, sparse=isinstance(spec, tf.SparseTensorSpec))

@@ -73,14 +73,19 @@ def agree(logs: Any, metrics: dict[str, Any], board: Switchboard) -> Any:
     """
     if not isinstance(logs, dict):
         return logs
-    agreed = {k: metrics.get(k, v) for k, v in logs.items()}
-    other = [k for k in sorted(logs) if k not in metrics and np.ndim(_plain(logs[k])) == 0]
+    # Keras' own group of the metrics of compile() reports a dict, when a custom step asks it.
+    agreed = {k: agree(v, metrics, board) if isinstance(v, dict) else metrics.get(k, v) for k, v in logs.items()}
+    other = [k for k in sorted(logs) if k not in metrics and _is_number(logs[k])]
     if other:
         mine = tf.constant([float(_plain(logs[k])) for k in other], tf.float64)
         with watch.waiting(f"the logs of {board.model_name!r}"):
             mean = board.comm.all_reduce(mine, f"{board.key}/logs", "sum").numpy() / board.comm.size
         agreed.update(zip(other, (float(m) for m in mean)))
     return agreed
+
+
+def _is_number(value: Any) -> bool:
+    return np.asarray(_plain(value)).dtype.kind in "biuf" and np.ndim(_plain(value)) == 0
 
 
 def _plain(value: Any) -> Any:

@@ -7,6 +7,7 @@ global batch, tells each step how much this rank counts, and makes what they rep
 from __future__ import annotations
 
 import inspect
+import re
 from typing import Any
 
 import keras
@@ -87,7 +88,7 @@ class RingTrainer:
         adopt(self)
         call = arguments(super().fit, args, kwargs)
         if board.comm.size == 1:
-            board.global_batch = feeding.batch_of(call)
+            board.global_batch, board.rows = feeding.batch_of(call), feeding.first_rows(call)
             return super().fit(**call)
         board.told.clear()
         board.strategy.extended.dataset_batch = None
@@ -104,6 +105,7 @@ class RingTrainer:
         board = of(self)
         call = arguments(super().evaluate, args, kwargs)
         if board.comm.size == 1 or call.get("_use_cached_eval_dataset"):
+            board.rows = feeding.first_rows(call)
             return super().evaluate(**call)
         adopt(self)
         with watch.waiting(f"evaluate of {self.name!r}"):
@@ -158,7 +160,9 @@ class RingTrainer:
         if iterator is not None:
             spec = iterator._distributed_dataset.element_spec
             spec = spec.data if isinstance(spec, Share) else spec
-            data_batch = tf.nest.map_structure(feeding.symbol, spec)
+            board = of(self)
+            rows = board.rows or board.strategy.extended.dataset_batch
+            data_batch = tf.nest.map_structure(lambda s: feeding.symbol(s, rows), spec)
         elif isinstance(data_batch, Share):
             data_batch = data_batch.data
         with of(self).strategy.scope():
@@ -274,10 +278,17 @@ def watched(function: Any, what: str) -> Any:
                 if DIFFERENT_BATCHES in text:
                     raise ValueError(DIFFERENT_BATCHES_HELP) from error
                 if "tfdist: " in text:
-                    raise ValueError(text[text.index("tfdist: ") + 8 :].split("'\n")[0].strip()) from error
+                    raise ValueError(told_by_graph(text)) from error
                 raise
 
     return run
+
+
+def told_by_graph(text: str) -> str:
+    """tfdist's own message in the error of a failed assertion in a graph: `[b"tfdist: ..."]\\n\\t [[node]]`."""
+    message = text[text.index("tfdist: ") + len("tfdist: ") :]
+    message = re.split(r"[\"']?\]?\n\t \[\[|[\"']\]", message)[0]
+    return message.replace("\\'", "'").replace('\\"', '"').strip()
 
 
 DIFFERENT_BATCHES_HELP = (
@@ -292,7 +303,8 @@ def tended(board: Switchboard, callbacks: Any, tending: Tending) -> Any:
     """The callbacks of this rank, with tfdist's own as the last."""
     kept = files.keep_for(board.comm.rank, callbacks)
     if isinstance(kept, keras.callbacks.CallbackList):
-        kept.append(tending)
+        others = [c for c in kept.callbacks if not isinstance(c, Tending)]  # of a fit before
+        kept.callbacks = [*others, tending]
         return kept
     return [*kept, tending]
 

@@ -35,6 +35,7 @@ class Switchboard:
         wish: whether this rank wants training to stop; travels with the next reduction.
         agreed: whether some rank wanted it: the answer, the same on every rank.
         global_batch: samples per update of the running `fit`, None while unknown.
+        rows: samples in the first batch of the arrays that the running call got, None for datasets.
     """
 
     def __init__(self, model: keras.Model, strategy: Any, key: str) -> None:
@@ -46,6 +47,7 @@ class Switchboard:
         self.reducers: list[GradientReducer] = []
         self.bucket_bytes = 0
         self.global_batch: int | None = None
+        self.rows: int | None = None
         self.synchronized_norm = False
         self.moving_statistics: list[Any] = []
         self.training = False
