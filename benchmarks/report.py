@@ -14,15 +14,24 @@ import time
 from importlib import metadata
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, NamedTuple
 
 from rich.console import Console
 from rich.table import Table
 
 from benchmarks.models import BATCH
 
+
+class Measured(NamedTuple):
+    """One model: by team one figure a turn, and what the teams say of themselves."""
+
+    seconds: dict[str, list[float]]  # of a step
+    others: dict[str, list[float]]  # cores that other programs kept busy meanwhile
+    facts: dict[str, dict[str, Any]]
+
+
 RESULTS = Path(__file__).resolve().parent / "results"
-# To reach; docs/benchmarks.md says what each means.
+# To reach; benchmarks/README.md says what each means.
 ONE_RANK = 0.98  # speed of tfdist on one rank over plain Keras
 AGAINST_LOOP = {"deep": 1.5, "mlp": 1.05, "cnn": 1.05, "transformer": 1.05}
 EFFICIENCY = {"deep": 0.55, "mlp": 0.50, "cnn": 0.90}
@@ -37,74 +46,56 @@ def python_with_torch(asked: str | None) -> str | None:
     return asked
 
 
-def show_progress(model: str, seconds: dict[str, list[float]], passed: float) -> None:
-    line = ", ".join(f"{name} {median(s) * 1e3:.1f}" for name, s in seconds.items())
-    print(f"[{passed:4.0f} s] {model}, ms a step: {line}", flush=True)
+def show_progress(model: str, measured: Measured, passed: float) -> None:
+    line = ", ".join(f"{name} {median(s) * 1e3:.1f}" for name, s in measured.seconds.items())
+    noise = median(turn for turns in measured.others.values() for turn in turns)
+    print(f"[{passed:4.0f} s] {model}, ms a step: {line}; other programs used {noise:.2f} cores", flush=True)
 
 
 def ratios(seconds: dict[str, list[float]], tail: str = "") -> dict[str, float]:
-    """The three figures with targets: each the median over turns of the ratio within a turn."""
-
-    def over(a: str, b: str) -> float:
-        return median(x / y for x, y in zip(seconds[a], seconds[b], strict=True))
-
+    """The three figures with targets."""
     return {
-        "one rank / Keras": over("keras", "tfdist 1"),
-        "two ranks / loop": over(f"horovod 2{tail}", f"tfdist 2{tail}"),
-        "efficiency": over("tfdist 1", f"tfdist 2{tail}"),
+        "one rank / Keras": _over(seconds, "keras", "tfdist 1"),
+        "two ranks / loop": _over(seconds, f"horovod 2{tail}", f"tfdist 2{tail}"),
+        "efficiency": _over(seconds, "tfdist 1", f"tfdist 2{tail}"),
     }
 
 
-def ring(
-    results: dict[str, tuple[dict[str, list[float]], dict]],
-    options: argparse.Namespace,
-    passed: float,
-    torch_python: str | None,
-) -> None:
+def _over(seconds: dict[str, list[float]], a: str, b: str) -> float:
+    """The median over turns of the ratio within a turn, in which both met the same machine."""
+    return median(x / y for x, y in zip(seconds[a], seconds[b], strict=True))
+
+
+def ring(results: dict[str, Measured], options: argparse.Namespace, about: dict[str, Any]) -> None:
     """Prints the tables of `benchmarks/ring.py`; writes JSON, and markdown beside it."""
-    names = list(next(iter(results.values()))[0])
-    speed = [["model", *names]]
-    for model, (seconds, _) in results.items():
-        cells = []
-        for name in names:
-            ranks = 2 if " 2" in name else 1
-            step = median(seconds[name])
-            cells.append(f"{step * 1e3:.1f} ms, {ranks * BATCH / step:.0f}/s")
-        speed.append([model, *cells])
+    names = list(next(iter(results.values())).seconds)
+    speed = [["model", *names, "others' cores"]]
     compared = [["model", "controller", "one rank / Keras", "two ranks / hand-written loop", "efficiency", "DDP's"]]
     figures: dict[str, Any] = {}
-    for model, (seconds, _) in results.items():
+    for model, (seconds, others, _) in results.items():
+        steps = [(median(seconds[name]), 2 if " 2" in name else 1) for name in names]
+        noise = median(turn for turns in others.values() for turn in turns)
+        speed.append([model, *(f"{s * 1e3:.1f} ms, {n * BATCH / s:.0f}/s" for s, n in steps), f"{noise:.2f}"])
         for controller in options.controller:
             got = ratios(seconds, "" if controller == "gloo" else f" {controller}")
             figures.setdefault(model, {})[controller] = got
-            judged = controller == "gloo"
-            torch = "-"
-            if torch_python:
-                torch = f"{median(a / b for a, b in zip(seconds['torch 1'], seconds['torch 2'], strict=True)):.2f}"
-            compared.append(
-                [
-                    model,
-                    controller,
-                    _against(got["one rank / Keras"], ONE_RANK if judged else None),
-                    _against(got["two ranks / loop"], AGAINST_LOOP[model] if judged else None),
-                    _against(got["efficiency"], EFFICIENCY.get(model) if judged else None),
-                    torch,
-                ]
-            )
+            targets = (ONE_RANK, AGAINST_LOOP[model], EFFICIENCY.get(model)) if controller == "gloo" else (None,) * 3
+            cells = [_against(value, target) for value, target in zip(got.values(), targets, strict=True)]
+            ddp = f"{_over(seconds, 'torch 1', 'torch 2'):.2f}" if "torch 2" in seconds else "-"
+            compared.append([model, controller, *cells, ddp])
     titles = (
         f"Median step, samples/s of all ranks together; one core a rank, {BATCH} samples a rank",
         "Ratios, higher is better; in brackets what is to be reached",
     )
-    about = surroundings(torch_python)
-    about |= {"command": shlex.join(["python", *sys.argv]), "seconds": round(passed)}
     write(
         options.json or RESULTS / "ring.json",
-        about,
+        {**about, "command": shlex.join(["python", *sys.argv])},
         list(zip(titles, (speed, compared), strict=True)),
         {
             "ratios": figures,
-            "step_seconds": {model: seconds for model, (seconds, _) in results.items()},
-            "facts": {model: facts for model, (_, facts) in results.items()},
+            "step_seconds": {model: m.seconds for model, m in results.items()},
+            "others_cores": {model: m.others for model, m in results.items()},
+            "facts": {model: m.facts for model, m in results.items()},
         },
     )
 

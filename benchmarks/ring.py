@@ -1,8 +1,9 @@
-"""Ring all-reduce beside its peers: `python benchmarks/ring.py`. See docs/benchmarks.md.
+"""Ring all-reduce beside its peers: `python benchmarks/ring.py`. See benchmarks/README.md.
 
 One core a rank, 64 samples a rank, SGD. Every variant is started once; then, model by model, the variants take
-turns (A B C A B C ...) of `--steps` steps each while all others are frozen. A figure is the median over turns of
-the median step of the slowest rank.
+turns (A B C, C B A, ...) of `--steps` steps each while all others are frozen. A turn gives the median step of its
+slowest rank, a figure is the median over turns. Before each turn the benchmark waits a little for other programs
+to calm down; the report says how much of the machine they used.
 """
 
 from __future__ import annotations
@@ -16,8 +17,10 @@ sys.path[0] = str(Path(__file__).resolve().parent.parent)
 
 from statistics import median  # noqa: E402
 
-from benchmarks import models, report  # noqa: E402
+from benchmarks import models, quiet, report  # noqa: E402
 from benchmarks.teams import Team, Teams  # noqa: E402
+
+QUIET = 0.15  # cores that other programs may use
 
 
 def teams(torch_python: str | None, controllers: list[str]) -> list[Team]:
@@ -32,16 +35,20 @@ def teams(torch_python: str | None, controllers: list[str]) -> list[Team]:
     return chosen
 
 
-def measure(running: Teams, model: str, steps: int, turns: int) -> tuple[dict[str, list[float]], dict]:
-    """(seconds of a step by team, one figure a turn; what the teams say of themselves)."""
+def measure(running: Teams, model: str, steps: int, turns: int, patience: float) -> report.Measured:
+    """All teams with one model."""
     facts = {team.name: running.call(team, "prepare", model, steps)[0] for team in running.teams}
     seconds: dict[str, list[float]] = {team.name: [] for team in running.teams}
+    others: dict[str, list[float]] = {team.name: [] for team in running.teams}
     for turn in range(turns):
         # Forwards, then backwards: a machine that slows down or speeds up favours nobody.
         for team in running.teams if turn % 2 == 0 else reversed(running.teams):
-            slowest = max(median(times) for times in running.call(team, "run"))
+            quiet.wait(QUIET, patience)
+            with quiet.Others(running.pids(team)) as busy:
+                slowest = max(median(times) for times in running.call(team, "run"))
             seconds[team.name].append(slowest)
-    return seconds, facts
+            others[team.name].append(busy.cores)
+    return report.Measured(seconds, others, facts)
 
 
 def main() -> None:
@@ -49,6 +56,7 @@ def main() -> None:
     parser.add_argument("--models", nargs="+", choices=models.NAMES, default=list(models.NAMES))
     parser.add_argument("--steps", type=int, default=60, help="steps a turn")
     parser.add_argument("--turns", type=int, default=5, help="turns of each variant")
+    parser.add_argument("--patience", type=float, default=2.0, help="seconds to wait for quiet before a turn")
     parser.add_argument("--controller", nargs="+", choices=["gloo", "mpi"], default=["gloo"])
     parser.add_argument("--without-torch", action="store_true")
     parser.add_argument("--torch-python", metavar="PATH", help="an interpreter that has torch (default: this one)")
@@ -58,12 +66,13 @@ def main() -> None:
 
     torch_python = None if options.without_torch else report.python_with_torch(options.torch_python)
     started = time.time()
+    about = report.surroundings(torch_python)
     results = {}
     with Teams(teams(torch_python, options.controller), options.show_output) as running:
         for model in options.models:
-            results[model] = measure(running, model, options.steps, options.turns)
-            report.show_progress(model, results[model][0], time.time() - started)
-    report.ring(results, options, time.time() - started, torch_python)
+            results[model] = measure(running, model, options.steps, options.turns, options.patience)
+            report.show_progress(model, results[model], time.time() - started)
+    report.ring(results, options, {**about, "seconds": round(time.time() - started)})
 
 
 if __name__ == "__main__":

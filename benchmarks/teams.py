@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import secrets
 import shutil
@@ -81,10 +82,8 @@ class Teams:
         for name, ranks in self._ranks.items():
             self._signal(name, signal.SIGCONT)
             for connection, _ in ranks.values():
-                try:
+                with contextlib.suppress(OSError):  # it has ended, which is what was wanted
                     connection.send(None)
-                except OSError:
-                    pass  # it has ended, which is what was wanted
         self._listener.close()
         ends = time.monotonic() + 10
         for process in self._started:
@@ -95,10 +94,8 @@ class Teams:
                 process.wait()
         for ranks in self._ranks.values():
             for _, pid in ranks.values():
-                try:
+                with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
-                except ProcessLookupError:
-                    pass
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def call(self, team: Team, method: str, *args: Any) -> list[Any]:
@@ -163,10 +160,8 @@ class Teams:
 
     def _signal(self, name: str, number: int) -> None:
         for _, pid in self._ranks[name].values():
-            try:
+            with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, number)
-            except ProcessLookupError:
-                pass
 
     def _said(self, team: Team) -> str:
         """The end of what a team printed."""

@@ -73,10 +73,8 @@ def update(batch):
 
 
 for epoch in range(12):
-    total = 0.0
-    for number, batch in enumerate(batches, start=1):
-        total += update(batch)
-    loss = strategy.reduce("sum", total, axis=None) / number
+    losses = [update(batch) for batch in batches]
+    loss = strategy.reduce("sum", sum(losses) / len(losses), axis=None)
     if tfdist.is_chief():
         print(f"epoch {epoch + 1}: loss {float(loss):.4f}", flush=True)
 

@@ -56,6 +56,7 @@ class LinearScaling(keras.callbacks.Callback):
         self._ramp: tuple[float, int] = (1.0, 0)
         self._base: float | None = None
         self._done = False
+        self._fresh = True
 
     def set_model(self, model: Any) -> None:
         super().set_model(model)
@@ -87,13 +88,17 @@ class LinearScaling(keras.callbacks.Callback):
         if _is_schedule(optimizer):
             optimizer.__dict__["_tfdist"].ramp = self._ramp
             self.model.make_train_function(force=True)
-        self._done = _is_schedule(optimizer) or (int(optimizer.iterations) > self._ramp[1])
+        self._done, self._fresh = _is_schedule(optimizer), True
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
         if self._done:
             return
         optimizer = self._optimizer()
         update = int(optimizer.iterations)
+        if self._fresh and update > self._ramp[1]:  # resumed after the warm-up: the rate is as it was left
+            self._done = True
+            return
+        self._fresh = False
         optimizer.learning_rate = self._base * scaled(update, *self._ramp)
         self._done = update >= self._ramp[1]
 

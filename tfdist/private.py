@@ -55,6 +55,8 @@ METHODS: dict[str, tuple[str, ...]] = {
 
 
 def _load(module: str, name: str) -> Any:
+    if module == "tensorflow.distribute":  # its importable namesake is another, internal, module
+        return getattr(importlib.import_module("tensorflow").distribute, name)
     return getattr(importlib.import_module(module), name)
 
 

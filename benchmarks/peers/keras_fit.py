@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from benchmarks import models
 
-# Two inter-op threads even on one core: see "Measuring" in docs/benchmarks.md.
+# Two inter-op threads even on one core: with one, ready operations run in no useful order (benchmarks/README.md).
 tf.config.threading.set_intra_op_parallelism_threads(1)
 tf.config.threading.set_inter_op_parallelism_threads(2)
 

@@ -37,9 +37,7 @@ class Transformer(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.table = nn.Linear(models.VOCABULARY, models.WIDTH, bias=False)
-        block = nn.TransformerEncoderLayer(
-            models.WIDTH, models.HEADS, 4 * models.WIDTH, dropout=0.0, batch_first=True
-        )
+        block = nn.TransformerEncoderLayer(models.WIDTH, models.HEADS, 4 * models.WIDTH, dropout=0.0, batch_first=True)
         self.blocks = nn.TransformerEncoder(block, models.BLOCKS, enable_nested_tensor=False)
         self.head = nn.Linear(models.WIDTH, 10)
 

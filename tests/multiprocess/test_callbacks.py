@@ -54,8 +54,8 @@ def tensorboard(ring, **kwargs):
     if "tensorboard" not in sys.modules and importlib.util.find_spec("tensorboard") is None:
         for name in ("tensorboard", "tensorboard.summary", "tensorboard.summary.v2"):
             sys.modules[name] = types.ModuleType(name)
-        sys.modules["tensorboard.summary.v2"].scalar = lambda name, data, step=None, description=None: (
-            tf.summary.write(name, data, step)
+        sys.modules["tensorboard.summary.v2"].scalar = lambda name, data, step=None, description=None: tf.summary.write(
+            name, data, step
         )
     return K.TensorBoard(str(ring.path / "board"), profile_batch=0, **kwargs)
 

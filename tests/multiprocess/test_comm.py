@@ -189,7 +189,7 @@ def _operations():
     first = rank == 0
     fails("shape", ValueError, ["'tensor 0' float64[3]", "'tensor 0' float64[4]", "rank 0 ("],
           lambda: tfdist.all_reduce(np.zeros(3 if first else 4)))
-    fails("type", ValueError, ["float32[2]", "int64[2]"],
+    fails("type", ValueError, ["float32[any]", "int64[any]"],
           lambda: tfdist.all_gather(np.zeros(2, "f4" if first else "i8")))
     fails("op", ValueError, ["all_reduce sum of", "all_reduce max of"],
           lambda: tfdist.all_reduce(1.0, op="sum" if first else "max"))

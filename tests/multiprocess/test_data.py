@@ -188,7 +188,7 @@ def files_are_shared_by_file(ring):
         reads.clear()
         model = recording(ring)
         model.fit(source.map(parse).batch(8), epochs=2, verbose=0)
-        counted = [i for i in reads]
+        counted = list(reads)
         assert len(counted) < 2 * 38 * 0.75, (name, len(counted))
         everybody = ring.everywhere(counted)
         for epoch in (0, 1):

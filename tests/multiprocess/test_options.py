@@ -207,11 +207,53 @@ def _before(op):
     return seen
 
 
+def _custom_loop(found):
+    """A loop of the user's own: clipping sees the sum over ranks, and weights start from rank 0's."""
+    import keras
+    import tensorflow as tf
+
+    import tfdist
+    from tests.multiprocess.parity_cases import Way, data, dense
+
+    x, y = data(90)
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True, reduction=None)
+
+    def loop(way, model, optimizer):
+        with way.scope():
+            model = way.distribute(model)
+            model.compile(optimizer)
+        batches = tf.data.Dataset.from_tensor_slices((x, y)).batch(32)
+        totals = [32, 32, 26]
+        if way.strategy:
+            batches = way.strategy.experimental_distribute_dataset(batches)
+
+        def step(features, labels, total):
+            with tf.GradientTape() as tape:
+                each = loss(labels, model(features, training=True))
+                value = tf.reduce_sum(each) / tf.cast(total, tf.float32)
+            model.optimizer.apply(tape.gradient(value, model.trainable_variables), model.trainable_variables)
+
+        run = tf.function(lambda *args: way.strategy.run(step, args=args) if way.strategy else step(*args))
+        for (features, labels), total in zip(batches, totals, strict=True):
+            run(features, labels, tf.constant(total))
+        return model
+
+    strategy = tfdist.RingAllReduceStrategy()
+    keras.utils.set_random_seed(20 + tfdist.rank())  # other weights on every rank
+    start = dense()
+    weights = tfdist.broadcast(start.get_weights())
+    ring = loop(Way(strategy), start, keras.optimizers.SGD(0.5, global_clipnorm=0.1))
+    plain = dense()
+    plain.set_weights(weights)
+    plain = loop(Way(), plain, keras.optimizers.SGD(0.5, global_clipnorm=0.1))
+    found["custom loop with clipping"] = _difference(ring, plain) < 1e-6 or _difference(ring, plain)
+
+
 def _everything():
     import traceback
 
     found = {}
-    for part in (_reduce_ops, _compression, _scaling, _resume, _report, _overlap):
+    for part in (_reduce_ops, _compression, _scaling, _resume, _report, _overlap, _custom_loop):
         try:
             part(found)
         except Exception:

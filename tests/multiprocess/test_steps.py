@@ -41,7 +41,7 @@ def alike(ring, build, make, tolerance=3e-6, **kwargs):
 
 
 # The others are compared in test_parity.
-OPTIMIZERS = "Adadelta Adafactor Adagrad Adamax Ftrl Lamb Lion Muon Nadam RMSprop".split()
+OPTIMIZERS = ("Adadelta", "Adafactor", "Adagrad", "Adamax", "Ftrl", "Lamb", "Lion", "Muon", "Nadam", "RMSprop")
 
 
 @CHECKS
@@ -62,17 +62,20 @@ def r1_every_optimizer(ring):
             np.testing.assert_allclose(one, other, rtol=2e-5, atol=2e-5, err_msg=name)
 
 
+def noting(kind, method, calls, bytes_):
+    def sent(tensor, name, *args):
+        calls.append(f"{kind} {name}")
+        bytes_.append(int(tf.size(tensor)) * tensor.dtype.size)
+        return method(tensor, name, *args)
+
+    return sent
+
+
 def counting(model, calls, bytes_):
     """Notes the names and bytes of what a model's ring sends; the steps must run eagerly."""
     comm = model.__dict__["_tfdist"].comm
     for kind in ("all_reduce", "all_gather"):
-
-        def sent(tensor, name, *args, method=getattr(comm, kind), kind=kind):
-            calls.append(f"{kind} {name}")
-            bytes_.append(int(tf.size(tensor)) * tensor.dtype.size)
-            return method(tensor, name, *args)
-
-        comm.__dict__[kind] = sent
+        comm.__dict__[kind] = noting(kind, getattr(comm, kind), calls, bytes_)
     return lambda: [comm.__dict__.pop(kind) for kind in ("all_reduce", "all_gather")]
 
 
@@ -99,6 +102,15 @@ def in_steps(calls):
         elif now != "between" and now is not None:
             steps.setdefault(now, []).append(call)
     return steps
+
+
+@CHECKS
+def r12_clipping(ring):
+    """R12: each way to clip sees the gradient of the joined batch; here the ranks' own would clip otherwise."""
+    x, y = data(23)
+    x[:12] *= 10  # rank 0's gradient is the larger one
+    for how in ({"global_clipnorm": 0.05}, {"clipnorm": 0.05}, {"clipvalue": 0.02}):
+        alike(ring, dense, lambda how=how: O.SGD(0.5, **how), x=x, y=y, batch_size=23)
 
 
 @CHECKS
@@ -217,6 +229,17 @@ def r16_statistics_of_synchronized_norm(ring):
     assert told[0] == told[1]
 
 
+class AfterSteps(keras.callbacks.Callback):
+    """Keeps all weights, flat, after each step."""
+
+    def __init__(self):
+        super().__init__()
+        self.weights = []
+
+    def on_train_batch_end(self, batch, logs=None):
+        self.weights.append(np.concatenate([w.ravel() for w in self.model.get_weights()]))
+
+
 @CHECKS
 def r11_infinity_on_one_rank(ring):
     """R11: mixed_float16, Inf on rank 1 only: both skip that step, and their loss scales stay equal."""
@@ -228,11 +251,9 @@ def r11_infinity_on_one_rank(ring):
         model = ring.strategy.distribute(dense())
         optimizer = O.LossScaleOptimizer(O.SGD(0.1, gradient_accumulation_steps=accumulate), initial_scale=1024.0)
         model.compile(optimizer, cross_entropy())
-        weights = []
-        note = keras.callbacks.LambdaCallback(
-            on_train_batch_end=lambda batch, logs: weights.append(np.concatenate([w.ravel() for w in model.get_weights()]))
-        )
+        note = AfterSteps()
         model.fit(x, y, batch_size=16, shuffle=False, verbose=0, callbacks=[note])
+        weights = note.weights
         assert np.isfinite(weights).all()
         assert (weights[0] == weights[1]).all()
         if accumulate is None:
@@ -326,9 +347,7 @@ def py_dataset_in_worker_processes(ring):
         model.fit(Rows(**how), epochs=2, verbose=0)
         return model.get_weights()
 
-    for one, other in zip(
-        run(ring.strategy, workers=2, use_multiprocessing=True), run(None, workers=1), strict=True
-    ):
+    for one, other in zip(run(ring.strategy, workers=2, use_multiprocessing=True), run(None, workers=1), strict=True):
         np.testing.assert_allclose(one, other, atol=3e-6)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -92,10 +93,13 @@ class RingAllReduceStrategy(tf.distribute.Strategy):
         Raises:
             ValueError: something else, such as a tf_keras model.
         """
-        return mixing.distribute(model, self)
+        distributed = mixing.distribute(model, self)
+        self.extended.distributed.add(distributed)
+        return distributed
 
     def run(self, fn, args=(), kwargs=None, options=None):
         mixing.refuse_undistributed(fn)
+        self.extended.align_weights()
         return super().run(fn, args=args, kwargs=kwargs, options=options)
 
 
@@ -115,13 +119,20 @@ class RingExtended(tf.distribute.StrategyExtended):
         self.link: Any = None
         self.silent = False
         self.models = itertools.count()
+        self.distributed: weakref.WeakSet = weakref.WeakSet()
         self.dataset_batch: int | None = None  # of the dataset that was shared last for training
         self._feed: str | None = None
         self._seen: Seen | None = None
         self._calls = itertools.count()
         self._depth = 0
         self._late = itertools.count()
+        self._graphs: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
         self._reducer: GradientReducer | None = None
+
+    @property
+    def inside_run(self) -> bool:
+        """Whether the caller is inside `strategy.run`."""
+        return self._depth > 0
 
     @contextmanager
     def feeding(self, way: str, quiet: bool) -> Iterator[Any]:
@@ -160,6 +171,15 @@ class RingExtended(tf.distribute.StrategyExtended):
     def _experimental_distribute_values_from_function(self, value_fn):
         return value_fn(tf.distribute.experimental.ValueContext(self.comm.rank, self.comm.size))
 
+    def align_weights(self) -> None:
+        """In a custom loop, before the first `run`: the weights of the distributed models are rank 0's on every rank."""
+        if self.comm.size == 1 or self._feed is not None or self._depth:
+            return
+        for model in sorted(self.distributed, key=mixing.key_of):
+            with tf.init_scope():
+                if tf.executing_eagerly():
+                    mixing.align_once(model)
+
     # -- running ---------------------------------------------------------------------------------------------
 
     def call_for_each_replica(self, fn, args=(), kwargs=None):
@@ -179,7 +199,8 @@ class RingExtended(tf.distribute.StrategyExtended):
             return value
         step = current()
         name = step.name("sync") if step is not None else f"run/{next(self._calls)}"
-        if len(flat) > 1 and reduce_op == tf.distribute.ReduceOp.SUM:
+        several = len(flat) > 1 or isinstance(flat[0], tf.IndexedSlices)
+        if several and reduce_op == tf.distribute.ReduceOp.SUM:
             names = [f"value {i}" for i in range(len(flat))]
             reduced, _ = self._bucketed().reduce(flat, names, name)
         else:
@@ -195,21 +216,21 @@ class RingExtended(tf.distribute.StrategyExtended):
 
     def _reduce_to(self, reduce_op, value, destinations, options):
         op = "sum" if reduce_op == tf.distribute.ReduceOp.SUM else "mean"
-        return self.comm.all_reduce(tf.convert_to_tensor(value), self._name("reduce"), op)
+        return self.comm.all_reduce(tf.convert_to_tensor(value), self.name_call("reduce"), op)
 
     def _gather_to_implementation(self, value, destinations, axis, options):
         value = tf.convert_to_tensor(value)
         order = [axis, *(i for i in range(value.shape.rank) if i != axis)]
         back = [order.index(i) for i in range(value.shape.rank)]
-        gathered = self.comm.all_gather(tf.transpose(value, order), self._name("gather"))
+        gathered = self.comm.all_gather(tf.transpose(value, order), self.name_call("gather"))
         return tf.transpose(gathered, back)
 
-    def _name(self, what: str) -> str:
-        """By position: in a graph by the number of operations before, else one name, used in turn."""
+    def name_call(self, what: str) -> str:
+        """By position: in a graph by the number of calls before, else one name, used in turn."""
         if tf.executing_eagerly():
             return f"{what}/eager"
-        graph = tf.compat.v1.get_default_graph()
-        return f"{what}/{graph.name}/{len(graph.get_operations())}"
+        counts = self._graphs.setdefault(tf.compat.v1.get_default_graph(), itertools.count())
+        return f"{what}/{next(counts)}"
 
     # -- variables -------------------------------------------------------------------------------------------
 

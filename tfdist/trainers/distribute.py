@@ -8,6 +8,7 @@ from typing import Any
 import keras
 
 from tfdist import private
+from tfdist.trainers import weights
 from tfdist.trainers.ring import RingTrainer, adopt
 from tfdist.trainers.swap import has, swap
 from tfdist.trainers.switchboard import Switchboard, of
@@ -61,6 +62,19 @@ def distribute(model: Any, strategy: Any) -> Any:
         model.train_function = model.test_function = model.predict_function = None
         adopt(model)
     return model
+
+
+def key_of(model: Any) -> str:
+    """By which all ranks order their distributed models."""
+    return of(model).key
+
+
+def align_once(model: Any) -> None:
+    """Gives every rank rank 0's weights, unless that was done before or the model has none yet."""
+    board = of(model)
+    if not board.synchronized and model.built:
+        weights.synchronize(model, board)
+        board.synchronized = True
 
 
 def refuse_undistributed(fn: Any) -> None:

@@ -29,7 +29,7 @@ def compare(comm: Collective, what: str, facts: dict[str, Any]) -> dict[str, Any
         lengths = comm.all_gather(tf.constant([len(text)], tf.int64), f"hello/{what}/length").numpy()
         whole = bytes(comm.all_gather(tf.constant(np.frombuffer(text, np.uint8)), f"hello/{what}").numpy())
     ends = np.cumsum(lengths)
-    told = [json.loads(whole[end - n : end]) for end, n in zip(ends, lengths)]
+    told = [json.loads(whole[end - n : end]) for end, n in zip(ends, lengths, strict=True)]
     for key in sorted(told[0].keys() | facts.keys()):
         values = [t.get(key) for t in told]
         if not key.startswith("_") and any(v != values[0] for v in values):

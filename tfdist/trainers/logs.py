@@ -50,7 +50,7 @@ class Globally:
                     start += size
 
     def __exit__(self, *exc: object) -> None:
-        for variable, value in zip(self._variables, self._mine):
+        for variable, value in zip(self._variables, self._mine, strict=True):
             variable.assign(value)
 
 
@@ -80,7 +80,7 @@ def agree(logs: Any, metrics: dict[str, Any], board: Switchboard) -> Any:
         mine = tf.constant([float(_plain(logs[k])) for k in other], tf.float64)
         with watch.waiting(f"the logs of {board.model_name!r}"):
             mean = board.comm.all_reduce(mine, f"{board.key}/logs", "sum").numpy() / board.comm.size
-        agreed.update(zip(other, (float(m) for m in mean)))
+        agreed.update(zip(other, (float(m) for m in mean), strict=True))
     return agreed
 
 

@@ -45,7 +45,7 @@ class OptimizerState:
         if len(names) != len(gradients):
             names = [f"gradient {i}" for i in range(len(gradients))]
         else:
-            for gradient, variable in zip(gradients, self.variables):
+            for gradient, variable in zip(gradients, self.variables, strict=True):
                 if isinstance(gradient, tf.Tensor):  # shape inference may have lost what the variable knows
                     gradient.set_shape(variable.shape)
         facts = None if step.facts_sent else self.ring.facts(step)
@@ -101,14 +101,16 @@ class RingOptimizer:
 
     def _clip_gradients(self, grads):
         step = current()
-        if step is not None and id(self) not in step.reduced:
-            grads = self.__dict__["_tfdist"].reduce(grads, step)
+        state = self.__dict__["_tfdist"]
+        if step is None and state.ring.strategy.extended.inside_run:
+            # A custom loop: the sum of what the ranks computed, as in tf.distribute, but before clipping.
+            grads = tf.distribute.get_replica_context().all_reduce("sum", list(grads))
+        elif step is not None and id(self) not in step.reduced:
+            grads = state.reduce(grads, step)
         return super()._clip_gradients(grads)
 
     def _all_reduce_sum_gradients(self, grads_and_vars):
-        if current() is not None:
-            return grads_and_vars
-        return super()._all_reduce_sum_gradients(grads_and_vars)
+        return grads_and_vars  # summed before they were clipped
 
 
 class RingLossScaleOptimizer(RingOptimizer):
@@ -132,11 +134,14 @@ class RingLossScaleOptimizer(RingOptimizer):
 
     def check_finite(self, grads):
         finite = super().check_finite(grads)
-        step = current()
-        if step is None or not self.inner_optimizer.gradient_accumulation_steps:
-            return finite
-        flag = step.comm.all_reduce(tf.cast(finite, tf.int32), step.name("finite"), "min")
-        return tf.cast(flag, tf.bool)
+        step, ring = current(), self.__dict__["_tfdist"].ring
+        if step is not None and step.probed is None and self.inner_optimizer.gradient_accumulation_steps:
+            name = step.name("finite")
+        elif step is None and ring.strategy.extended.inside_run:
+            name = ring.strategy.extended.name_call("finite")
+        else:
+            return finite  # of gradients that were summed before
+        return tf.cast(ring.comm.all_reduce(tf.cast(finite, tf.int32), name, "min"), tf.bool)
 
 
 def adopt(optimizer: Any, ring: Any, key: str) -> None:

@@ -323,6 +323,7 @@ def ghosts_keep(model: Any, board: Switchboard) -> list[tuple[Any, tf.Tensor]]:
 
 
 def restore(step: Any, kept: list[tuple[Any, tf.Tensor]]) -> None:
+    """Undoes a ghost's step for what `ghosts_keep` noted."""
     for variable, before in kept:
         variable.assign(tf.where(step.ghost, before, variable.value))
 

@@ -22,6 +22,8 @@ class Tending(keras.callbacks.Callback):
     def on_train_begin(self, logs: Any = None) -> None:
         with watch.waiting(f"the start of fit of {self._board.model_name!r}"):
             weights.resumed_epoch(self._tended, self._board)
+            if self._tended.built:  # what BackupAndRestore loaded on rank 0, for the callbacks of the others
+                weights.synchronize(self._tended, self._board)
             if not self._board.bucket_bytes:
                 self._board.choose_buckets(self._tended.trainable_variables)
 
@@ -29,7 +31,7 @@ class Tending(keras.callbacks.Callback):
         self._board.training = True
         if not self._fresh:
             return
-        # Here, and not before: BackupAndRestore and other callbacks have loaded what they load.
+        # Once more, where nothing can come between: other callbacks may have loaded or built something.
         self._fresh = False
         weights.synchronize(self._tended, self._board)
         self._board.synchronized = True

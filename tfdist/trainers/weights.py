@@ -115,7 +115,7 @@ def _spread_seeds(comm: Collective, seeds: list[Any], name: str) -> None:
     if not seeds:
         return
     root = comm.broadcast(tf.constant(np.stack([np.asarray(v.numpy()) for v in seeds]), tf.int64), 0, name).numpy()
-    for variable, (seed, counter) in zip(seeds, root):
+    for variable, (seed, counter) in zip(seeds, root, strict=True):
         moved = (int(seed) + comm.rank * 0x9E3779B1) % 2**31 if comm.rank else int(seed)
         variable.assign(np.array([moved, counter]))
 
