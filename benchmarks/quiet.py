@@ -24,11 +24,16 @@ def _of(pids: list[int]) -> float:
 
 
 class Others:
-    """Cores kept busy by programs other than `pids` between entering and leaving: `cores`, 0.0 on a quiet machine."""
+    """What ran between entering and leaving.
+
+    Attributes:
+        cores: kept busy by programs other than `pids`; 0.0 on a quiet machine.
+        own: CPU seconds of `pids`.
+    """
 
     def __init__(self, pids: list[int]) -> None:
         self._pids = pids
-        self.cores = 0.0
+        self.cores = self.own = 0.0
 
     def __enter__(self) -> Others:
         self._start = time.perf_counter(), _busy(), _of(self._pids)
@@ -37,7 +42,8 @@ class Others:
     def __exit__(self, *exc: object) -> None:
         start, busy, own = self._start
         passed = time.perf_counter() - start
-        self.cores = max(0.0, (_busy() - busy - (_of(self._pids) - own)) / passed)
+        self.own = _of(self._pids) - own
+        self.cores = max(0.0, (_busy() - busy - self.own) / passed)
 
 
 def wait(limit: float, patience: float) -> None:

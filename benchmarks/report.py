@@ -27,6 +27,7 @@ class Measured(NamedTuple):
 
     seconds: dict[str, list[float]]  # of a step
     others: dict[str, list[float]]  # cores that other programs kept busy meanwhile
+    processor: dict[str, list[float]]  # CPU seconds of a step and rank, start and end of `fit` included
     facts: dict[str, dict[str, Any]]
 
 
@@ -72,7 +73,8 @@ def ring(results: dict[str, Measured], options: argparse.Namespace, about: dict[
     speed = [["model", *names, "others' cores"]]
     compared = [["model", "controller", "one rank / Keras", "two ranks / hand-written loop", "efficiency", "DDP's"]]
     figures: dict[str, Any] = {}
-    for model, (seconds, others, _) in results.items():
+    for model, measured in results.items():
+        seconds, others = measured.seconds, measured.others
         steps = [(median(seconds[name]), 2 if " 2" in name else 1) for name in names]
         noise = median(turn for turns in others.values() for turn in turns)
         speed.append([model, *(f"{s * 1e3:.1f} ms, {n * BATCH / s:.0f}/s" for s, n in steps), f"{noise:.2f}"])
@@ -94,6 +96,7 @@ def ring(results: dict[str, Measured], options: argparse.Namespace, about: dict[
         {
             "ratios": figures,
             "step_seconds": {model: m.seconds for model, m in results.items()},
+            "processor_seconds": {model: m.processor for model, m in results.items()},
             "others_cores": {model: m.others for model, m in results.items()},
             "facts": {model: m.facts for model, m in results.items()},
         },

@@ -69,7 +69,7 @@ class Checks(dict):
         """(what went wrong, seconds) by check; the text is empty where all is well."""
         chosen = names or list(self)
         call = (self.module, chosen, str(path))
-        told = cluster.run(run_all, self.ranks, deadline=150, env=self.env, args=call)
+        told = cluster.run(run_all, self.ranks, deadline=240, env=self.env, args=call)
         joined = {}
         for name in chosen:
             texts = [t.get(name, (NOT_RUN, 0.0)) for t in told]

@@ -9,7 +9,7 @@ import tensorflow as tf
 from keras import layers as L
 
 from tests.helpers.checks import Checks
-from tests.multiprocess.parity_cases import Rows, cross_entropy, data, dense
+from tests.multiprocess.parity_cases import cross_entropy, data, dense
 
 CHECKS = Checks(__name__)
 O = keras.optimizers
@@ -275,80 +275,6 @@ def r21_zero_weights_on_rank_0(ring):
         alike(ring, dense, lambda: O.SGD(0.3), x=x, y=y, loss=loss, sample_weight=weight, batch_size=16)
     ordered = np.argsort(y, kind="stable")
     alike(ring, dense, lambda: O.SGD(0.3), x=x[ordered], y=y[ordered], class_weight={0: 0.0, 1: 5.0}, batch_size=16)
-
-
-def tutorial():
-    """The model of TensorFlow's "Multi-worker training with Keras"."""
-    return keras.Sequential(
-        [
-            keras.Input((28, 28)),
-            L.Reshape((28, 28, 1)),
-            L.Conv2D(8, 3, activation="relu"),
-            L.Flatten(),
-            L.Dense(32, activation="relu"),
-            L.Dense(10),
-        ]
-    )
-
-
-@CHECKS
-def r22_the_multi_worker_tutorial(ring):
-    """R22: its model and its endless, shuffled dataset with steps_per_epoch: one process' losses."""
-    rng = np.random.default_rng(0)
-    x, y = rng.uniform(size=(200, 28, 28)).astype("float32"), rng.integers(0, 10, 200)
-    start = ring.everywhere(tutorial().get_weights())[0]
-    losses = []
-    for strategy in (None, ring.strategy):
-        train = tf.data.Dataset.from_tensor_slices((x, y)).shuffle(200, seed=3).repeat().batch(64)
-        model = strategy.distribute(tutorial()) if strategy else tutorial()
-        model.set_weights(start)
-        model.compile(O.SGD(0.001), cross_entropy(), metrics=["accuracy"])
-        losses.append(model.fit(train, epochs=2, steps_per_epoch=4, verbose=0).history)
-    for key in losses[0]:
-        np.testing.assert_allclose(losses[1][key], losses[0][key], rtol=1e-5)
-
-
-@CHECKS
-def r26_steps_per_execution(ring):
-    """R26: ten batches and a short last one, four steps an execution; datasets of known and unknown length."""
-    x, y = data(10 * 16 - 9)
-
-    def known():
-        return tf.data.Dataset.from_tensor_slices((x, y)).batch(16)
-
-    def unknown():
-        return known().filter(lambda a, b: True)
-
-    for source in (known, unknown):
-        build = dense
-        start = ring.everywhere(build().get_weights())[0]
-        ends = []
-        for strategy in (None, ring.strategy):
-            model = strategy.distribute(build()) if strategy else build()
-            # Plain Keras counts an update too many where the length is unknown: give it the known one.
-            given = source() if strategy else known()
-            model.set_weights(start)
-            model.compile(O.SGD(0.1), cross_entropy(), steps_per_execution=4 if strategy else 1)
-            history = model.fit(given, epochs=2, verbose=0)
-            ends.append([*model.get_weights(), np.array(history.history["loss"])])
-        for one, other in zip(*ends, strict=True):
-            np.testing.assert_allclose(one, other, atol=3e-6)
-        assert int(model.optimizer.iterations.numpy()) == 20
-
-
-@CHECKS
-def py_dataset_in_worker_processes(ring):
-    """PyDataset with workers of its own, in processes: the batches of one process."""
-
-    def run(strategy, **how):
-        keras.utils.set_random_seed(5)
-        model = strategy.distribute(dense()) if strategy else dense()
-        model.compile(O.SGD(0.1), cross_entropy())
-        model.fit(Rows(**how), epochs=2, verbose=0)
-        return model.get_weights()
-
-    for one, other in zip(run(ring.strategy, workers=2, use_multiprocessing=True), run(None, workers=1), strict=True):
-        np.testing.assert_allclose(one, other, atol=3e-6)
 
 
 class Tap(L.Layer):

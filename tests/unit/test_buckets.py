@@ -27,8 +27,7 @@ def test_the_drawing():
     drawing = buckets.__doc__
     given_rows = re.search(r"rows +(.*?) +limit (\d+) bytes", drawing)
     rows = [
-        Row(name, (), dtype, int(size))
-        for name, dtype, size in re.findall(r"(\d+):(f\d),(\d+)", given_rows.group(1))
+        Row(name, (), dtype, int(size)) for name, dtype, size in re.findall(r"(\d+):(f\d),(\d+)", given_rows.group(1))
     ]
     drawn = [
         (int(index), dtype, tuple(int(r) for r in re.findall(r"(\d+): ?\d+", cells)), int(total))

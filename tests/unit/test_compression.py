@@ -34,9 +34,7 @@ def test_powers_of_two_are_exact(ranks, power):
 
 
 @settings(deadline=None, max_examples=60)
-@given(
-    st.integers(1, 9), st.integers(0, 2**32 - 1), st.floats(-30, 30), st.sampled_from([1.0, 1e-3, 1e-6])
-)
+@given(st.integers(1, 9), st.integers(0, 2**32 - 1), st.floats(-30, 30), st.sampled_from([1.0, 1e-3, 1e-6]))
 def test_error_bound(ranks, seed, magnitude, spread):
     random = np.random.default_rng(seed)
     parts = (random.standard_normal((ranks, 64)) * 10.0**magnitude).astype(np.float32)

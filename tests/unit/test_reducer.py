@@ -52,9 +52,7 @@ def test_sums(ranks, limit, compression):
         rows = got[3].indices.numpy()
         assert sorted(rows) == sorted({5, 1, *range(ranks)})  # each touched row once
         np.testing.assert_array_equal(got[3].values, table[rows])
-        np.testing.assert_array_equal(
-            facts, np.array([ranks, sum(range(ranks)), ranks * np.float32(1e-30)], "float32")
-        )
+        np.testing.assert_array_equal(facts, np.array([ranks, sum(range(ranks)), ranks * np.float32(1e-30)], "float32"))
         traffic = reducer.traffic["opt"]
         assert traffic.dense == ("a", "c", "e", "f")
         assert traffic.sparse == ("d",)

@@ -16,7 +16,7 @@ from tfdist.comm.verdict import State
 from tfdist.comm.watch import Board, Region
 
 
-class Lost(Exception):
+class LostError(Exception):
     """What the fake collective raises when it is broken off."""
 
 
@@ -32,11 +32,11 @@ class Group:
         self.aborted.set()
 
     def lost(self, error):
-        return isinstance(error, Lost)
+        return isinstance(error, LostError)
 
     def wait(self):
         assert self.aborted.wait(30)
-        raise Lost
+        raise LostError
 
 
 class Ranks:
@@ -153,9 +153,7 @@ def test_a_connection_that_breaks(ranks):
                 assert board.news.wait_for(lambda b=board: b.gone, 10)
             board.group.aborted.set()
 
-    messages = together(
-        leave, lambda: wait_in(made.boards[0], "fit"), lambda: wait_in(made.boards[2], "fit")
-    )
+    messages = together(leave, lambda: wait_in(made.boards[0], "fit"), lambda: wait_in(made.boards[2], "fit"))
     assert messages[1].startswith("rank 1 (b) ended while rank 0 (a) waited in fit")
     assert messages[2].startswith("rank 1 (b) ended while rank 2 (c) waited in fit")
 

@@ -16,32 +16,33 @@ Described = tuple[str, "tuple[int | None, ...] | None", str]
 SAME_MODEL = "Every rank has to build the same model and optimizer"
 
 
-def agree(collective: Collective, rows: Sequence[Described], what: str, hint: str = SAME_MODEL) -> None:
+def agree(
+    collective: Collective, rows: Sequence[Described], what: str, hint: str = SAME_MODEL, name: str | None = None
+) -> None:
     """Returns when all ranks gave the same rows; costs one gather of 32 bytes a rank. Eager; all ranks call it.
 
     Args:
       rows: (name, shape, element type) of each variable or gradient, in order.
       what: their name in the message and in the roll call, such as "variables of 'sequential'".
       hint: what to do, the last sentence of the message.
+      name: under which the ranks meet, where `what` may itself differ between them; `what` by default.
 
     Raises:
       ValueError: on every rank, naming the first difference: the variable, both descriptions and their ranks.
     """
     if collective.size == 1:
         return
-    text = json.dumps([[name, shape, dtype] for name, shape, dtype in rows]).encode()
+    meet = name or what
+    text = json.dumps([list(row) for row in rows]).encode()
     with tf.init_scope():
         digest = np.frombuffer(hashlib.sha256(text).digest(), np.uint8)
-        digests = collective.all_gather(tf.constant(digest[None]), f"{what}: digest").numpy()
+        digests = collective.all_gather(tf.constant(digest[None]), f"{meet}: digest").numpy()
         if (digests == digests[0]).all():
             return
-        lengths = collective.all_gather(tf.constant([len(text)]), f"{what}: length").numpy()
-        whole = collective.all_gather(tf.constant(np.frombuffer(text, np.uint8)), f"{what}: table").numpy()
+        lengths = collective.all_gather(tf.constant([len(text)]), f"{meet}: length").numpy()
+        whole = collective.all_gather(tf.constant(np.frombuffer(text, np.uint8)), f"{meet}: table").numpy()
     ends = np.cumsum(lengths)
-    tables = [
-        json.loads(bytes(whole[end - n : end]))
-        for end, n in zip(ends.tolist(), lengths.tolist(), strict=True)
-    ]
+    tables = [json.loads(bytes(whole[end - n : end])) for end, n in zip(ends.tolist(), lengths.tolist(), strict=True)]
     raise ValueError(f"{difference(tables, collective.hosts, what)}. {hint}")
 
 

@@ -58,8 +58,7 @@ def plan(rows: Sequence[Row], limit_bytes: int) -> tuple[Bucket, ...]:
             groups.append(group)
         group.append(index)
     return tuple(
-        Bucket(number, rows[group[0]].dtype, tuple(group), _size(rows, group))
-        for number, group in enumerate(groups)
+        Bucket(number, rows[group[0]].dtype, tuple(group), _size(rows, group)) for number, group in enumerate(groups)
     )
 
 

@@ -1,19 +1,17 @@
 """The group of processes that Horovod's launcher started. The only file that imports Horovod.
 
 Horovod pairs tensors of the ranks by the name of the graph node. So every node here gets the given name, and
-`ignore_name_scope` drops what enclosing functions put before it. Outside a `tf.function` TensorFlow drops the
-name instead: eager collectives pair by kind, in the order of the calls.
+`ignore_name_scope` drops what enclosing functions put before it. Outside a `tf.function` TensorFlow would drop the
+name instead, and pair whatever two ranks call at the same time; so there each collective runs as a small graph.
 """
 
 from __future__ import annotations
 
 import atexit
-import contextlib
 import os
 import re
 import socket
 import threading
-from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
@@ -28,7 +26,9 @@ if TYPE_CHECKING:
 DEFAULTS = {
     "HOROVOD_FUSION_THRESHOLD": "0",  # tfdist packs; packing twice copies twice
     "HOROVOD_CYCLE_TIME": "1",  # ms between looks for new tensors; each costs some 70 us of CPU time
-    "HOROVOD_STALL_CHECK_TIME_SECONDS": "300",  # tfdist.comm.watch names missing ranks long before
+    # tfdist.comm.watch names missing ranks long before; these end a user's own tf.function, which it cannot see.
+    "HOROVOD_STALL_CHECK_TIME_SECONDS": "120",
+    "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS": "900",
 }
 
 # What TensorFlow's error says when Horovod broke a collective off.
@@ -88,6 +88,7 @@ class HorovodCollective:
         atexit.register(self._leave)
         with tf.init_scope(), tf.device("/CPU:0"):
             self._zero = tf.Variable(0, trainable=False, name="tfdist_zero")
+        self._graphs: dict[tuple[Any, ...], Any] = {}
         self.hosts = ("?",) * self.size
         mine = tf.io.decode_raw(socket.gethostname() + "\n", tf.uint8)
         joined = bytes(self.all_gather(mine, "hosts").numpy()).decode()
@@ -97,6 +98,8 @@ class HorovodCollective:
         check_op(op)
         if op == "adasum":
             self.check_adasum()
+        if tf.executing_eagerly():
+            return self._named("all_reduce", tensor, name, op)
 
         @tf.custom_gradient
         def reduced(x: tf.Tensor) -> Any:
@@ -112,6 +115,9 @@ class HorovodCollective:
         return reduced(tf.convert_to_tensor(tensor))
 
     def all_gather(self, tensor: tf.Tensor, name: str) -> tf.Tensor:
+        if tf.executing_eagerly():
+            return self._named("all_gather", tensor, name)
+
         @tf.custom_gradient
         def gathered(x: tf.Tensor) -> Any:
             def gradient(upstream: tf.Tensor) -> tf.Tensor:
@@ -121,10 +127,8 @@ class HorovodCollective:
                 return total[start : start + rows[self.rank]]
 
             sent, back = wire.for_move(x, name)
-            with self._region("all_gather", name):
-                result = self._lib.horovod_allgather(
-                    self._opaque(sent), name=_node(name), ignore_name_scope=True
-                )
+            with tf.device("/CPU:0"):
+                result = self._lib.horovod_allgather(self._opaque(sent), name=_node(name), ignore_name_scope=True)
             return back(result), gradient
 
         tensor = tf.convert_to_tensor(tensor)
@@ -135,6 +139,8 @@ class HorovodCollective:
     def broadcast(self, tensor: tf.Tensor, root: int, name: str) -> tf.Tensor:
         if not 0 <= root < self.size:
             raise ValueError(f"broadcast {name!r}: root is {root}; ranks are 0 to {self.size - 1}")
+        if tf.executing_eagerly():
+            return self._named("broadcast", tensor, root, name)
 
         @tf.custom_gradient
         def sent_to_all(x: tf.Tensor) -> Any:
@@ -144,7 +150,7 @@ class HorovodCollective:
                 return tf.where(self._opaque(tf.constant(self.rank == root)), total, tf.zeros_like(total))
 
             sent, back = wire.for_move(x, name)
-            with self._region("broadcast", name):
+            with tf.device("/CPU:0"):
                 result = self._lib.horovod_broadcast(
                     self._opaque(sent), name=_node(name), root_rank=root, ignore_name_scope=True
                 )
@@ -154,6 +160,8 @@ class HorovodCollective:
 
     def reduce_scatter(self, tensor: tf.Tensor, name: str, op: str = "sum") -> tf.Tensor:
         check_op(op)
+        if tf.executing_eagerly():
+            return self._named("reduce_scatter", tensor, name, op)
         tensor = tf.convert_to_tensor(tensor)
         if tensor.shape.rank == 0:
             raise ValueError(f"reduce_scatter {name!r}: got a scalar; it needs at least one axis to split")
@@ -169,7 +177,7 @@ class HorovodCollective:
                 return whole / self.size if op == "mean" else whole
 
             sent, back = wire.for_reduction(x, op, name)
-            with self._region("reduce_scatter", name):
+            with tf.device("/CPU:0"):
                 result = self._lib.horovod_reducescatter(
                     self._opaque(sent), name=_node(name), reduce_op=self._hvd.Sum,
                     prescale_factor=1.0, postscale_factor=1.0, ignore_name_scope=True,
@@ -217,8 +225,20 @@ class HorovodCollective:
                 + "; or use reduce_op='mean'"
             )
 
+    def _named(self, kind: str, tensor: tf.Tensor, *args: Any) -> tf.Tensor:
+        """Runs a collective as a graph of its own, kept for the next call of the same name."""
+        tensor = tf.convert_to_tensor(tensor)
+        key = (kind, args, tensor.dtype, tensor.shape.rank)
+        if key not in self._graphs:
+            spec = tf.TensorSpec([None] * tensor.shape.rank, tensor.dtype)
+            method = getattr(self, kind)
+            self._graphs[key] = tf.function(lambda t: method(t, *args), input_signature=[spec], autograph=False)
+        name = next(a for a in args if isinstance(a, str))
+        with watch.waiting(f"{kind} {name!r}"), tf.device("/CPU:0"):
+            return self._graphs[key](tensor)
+
     def _reduce(self, tensor: tf.Tensor, name: str, op: str) -> tf.Tensor:
-        with self._region("all_reduce", name):
+        with tf.device("/CPU:0"):
             return self._lib.horovod_allreduce(
                 self._opaque(tensor), name=_node(name), reduce_op=self._reductions[op],
                 prescale_factor=1.0, postscale_factor=1.0, ignore_name_scope=True,
@@ -230,20 +250,11 @@ class HorovodCollective:
         Horovod's operations do not say that they have side effects, so TensorFlow would run a collective of
         constants while it optimizes a graph, and put the result in its place: on a rank that traces again, alone.
         """
-        if tf.executing_eagerly():
-            return tensor
         if tensor.shape.rank == 0:
             return tf.reshape(self._opaque(tf.reshape(tensor, [1])), [])
         opaque = tensor[self._zero :]
         opaque.set_shape(tensor.shape)
         return opaque
-
-    @contextlib.contextmanager
-    def _region(self, kind: str, name: str) -> Iterator[None]:
-        # While a graph is traced nothing waits; the caller of the graph guards its run.
-        guard = watch.waiting(f"{kind} {name!r}") if tf.executing_eagerly() else contextlib.nullcontext()
-        with guard, tf.device("/CPU:0"):
-            yield
 
 
 def _node(name: str) -> str:

@@ -48,9 +48,7 @@ class Link:
         return f"link {self.bandwidth_Bps / 1e9:.2g} GB/s, {self.latency_s * 1e3:.1f} ms"
 
 
-def choose_bucket_bytes(
-    rows: Sequence[Row], link: Link, backward_seconds: float | None = None
-) -> tuple[int, str]:
+def choose_bucket_bytes(rows: Sequence[Row], link: Link, backward_seconds: float | None = None) -> tuple[int, str]:
     """The bucket limit in bytes with the lowest cost by the formula above, and a sentence that says why.
 
     Of equal costs the larger limit wins (fewer buckets).

@@ -10,7 +10,6 @@ that never comes is named after a deadline, see `set_deadline`.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -27,7 +26,6 @@ __all__ = [
 ]  # fmt: skip
 
 REDUCTIONS = ("sum", "mean", "min", "max", "product", "any", "all")
-_calls = itertools.count()
 _plain = tf.autograph.experimental.do_not_convert  # nothing in here depends on tensors' values
 
 
@@ -134,7 +132,7 @@ class _Call:
         self.eager = tf.executing_eagerly()
         self.what = f"{kind}" + (f" {name!r}" if name else "")
         if self.eager:
-            self.name = f"{kind}.{name or next(_calls)}"
+            self.name = f"{kind}.{name}" if name else kind
         else:
             # Counted inside the graph being traced, so that a rank that traces once more stays in step.
             self.name = _graph_name(kind, name)
@@ -165,7 +163,8 @@ class _Call:
             if loose and shape:
                 shape[0] = None
             rows.append((f"tensor {number}", tuple(shape), tensor.dtype.name))
-        agree(self.group, rows, self.what, "Every rank has to make the same calls in the same order")
+        hint = "Every rank has to make the same calls in the same order"
+        agree(self.group, rows, self.what, hint, name="tfdist call")  # different calls meet too, and are told so
 
 
 def _reduced(call: _Call, tensors: list[tf.Tensor]) -> list[tf.Tensor]:
@@ -188,8 +187,7 @@ def _scattered(call: _Call, tensors: list[tf.Tensor]) -> list[tf.Tensor]:
     op = call.op or "sum"
     inner = {"any": "max", "all": "min"}.get(op, op)
     return [
-        call.group.reduce_scatter(_dress(t, op, call.kind), f"{call.name}.{i}", inner)
-        for i, t in enumerate(tensors)
+        call.group.reduce_scatter(_dress(t, op, call.kind), f"{call.name}.{i}", inner) for i, t in enumerate(tensors)
     ]
 
 
@@ -202,9 +200,7 @@ def _dress(tensor: tf.Tensor, op: str, kind: str) -> tf.Tensor:
     return tensor
 
 
-def _fused(
-    tensors: Sequence[tf.Tensor], name: str, work: Callable[[tf.Tensor, str], tf.Tensor]
-) -> list[tf.Tensor]:
+def _fused(tensors: Sequence[tf.Tensor], name: str, work: Callable[[tf.Tensor, str], tf.Tensor]) -> list[tf.Tensor]:
     """`work` on tensors of one type as one vector. Tensors without a static shape go one by one."""
     results: list[Any] = [None] * len(tensors)
     groups: dict[str, list[int]] = {}

@@ -14,9 +14,7 @@ def deduplicate(slices: tf.IndexedSlices) -> tf.IndexedSlices:
     return tf.IndexedSlices(values, unique, slices.dense_shape)
 
 
-def all_reduce(
-    collective: Collective, slices: tf.IndexedSlices, name: str
-) -> tuple[tf.IndexedSlices, tf.Tensor]:
+def all_reduce(collective: Collective, slices: tf.IndexedSlices, name: str) -> tuple[tf.IndexedSlices, tf.Tensor]:
     """The sum over ranks, each touched row once and in the same order on every rank, and the bytes this rank sent.
 
     Each rank sends the rows it touched (indices and values), deduplicated. 16-bit floats travel and are

@@ -1,9 +1,9 @@
 """Decides from what every rank is doing whether an operation can still complete. Pure: plain values in, text out.
 
-    rank 0   ...fit step 9 | evaluate 'm' -------------- waits ------------>|  deadline
-    rank 1   ...fit step 9 | user code, or waits in something else -------->|  -> abort, naming rank 1
-    rank 1   ...fit step 9 | busy: save 'm.keras' ------------------------->|  -> go on waiting
-    rank 1   ...fit step 9 | evaluate 'm' (slow) -------------------------->|  -> go on waiting
+rank 0   ...fit step 9 | evaluate 'm' -------------- waits ------------>|  deadline
+rank 1   ...fit step 9 | user code, or waits in something else -------->|  -> abort, naming rank 1
+rank 1   ...fit step 9 | busy: save 'm.keras' ------------------------->|  -> go on waiting
+rank 1   ...fit step 9 | evaluate 'm' (slow) -------------------------->|  -> go on waiting
 """
 
 from __future__ import annotations
@@ -27,9 +27,7 @@ class State:
     seconds: float
 
 
-def judge(
-    reporter: int, states: Mapping[int, State | None], hosts: Sequence[str], deadline: float
-) -> str | None:
+def judge(reporter: int, states: Mapping[int, State | None], hosts: Sequence[str], deadline: float) -> str | None:
     """The message with which all ranks have to stop, or None while the operation may still complete.
 
     Args:
@@ -77,7 +75,7 @@ def ended(gone: int, why: str, rank: int, hosts: Sequence[str], what: str) -> st
 
 
 def named(ranks: Sequence[int], hosts: Sequence[str]) -> str:
-    """"rank 1 (b)", "ranks 1 (b), 2 (c)"."""
+    """ "rank 1 (b)", "ranks 1 (b), 2 (c)"."""
     return f"rank{'s' if len(ranks) > 1 else ''} " + ", ".join(f"{r} ({hosts[r]})" for r in ranks)
 
 
@@ -89,9 +87,7 @@ def _doing(state: State | None, outer: str) -> str:
     return "waits in " + (state.path[0] if state.path[0] != outer else " > ".join(state.path))
 
 
-def _shown(
-    path: Sequence[str], outer: str, states: Mapping[int, State | None], missing: Sequence[int]
-) -> str:
+def _shown(path: Sequence[str], outer: str, states: Mapping[int, State | None], missing: Sequence[int]) -> str:
     # The outermost name says enough unless the ranks differ only further inside.
     inside = any((s := states[r]) is not None and s.path[:1] == (outer,) for r in missing)
     return " > ".join(path) if inside else outer

@@ -40,9 +40,7 @@ def for_reduction(tensor: tf.Tensor, op: str, name: str) -> tuple[tf.Tensor, Bac
     """
     dtype = tensor.dtype
     if op in ("mean", "adasum") and not (dtype.is_floating or dtype.is_complex):
-        raise ValueError(
-            f"{op} {name!r}: the tensor is {dtype.name}; {op} needs floating point: cast it, or use 'sum'"
-        )
+        raise ValueError(f"{op} {name!r}: the tensor is {dtype.name}; {op} needs floating point: cast it, or use 'sum'")
     if dtype in _REDUCED:
         return tensor, tf.identity
     if dtype == tf.bool and op in ("min", "max"):

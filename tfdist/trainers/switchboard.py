@@ -138,8 +138,8 @@ class Switchboard:
         even = tf.equal(step.count * self.comm.size, step.total)
         message = (
             f"tfdist: the model {self.model_name!r} has a custom train_step that computes gradients of an unscaled "
-            "loss, and BatchNormalization(synchronized=True): with ranks that have different numbers of samples this is "
-            "not exact. Put `loss = self.optimizer.scale_loss(loss)` before the gradients are computed (inside the "
+            "loss, and BatchNormalization(synchronized=True): with ranks that have different numbers of samples this "
+            "is not exact. Put `loss = self.optimizer.scale_loss(loss)` before the gradients are computed (inside the "
             "tape), or use batches that the number of ranks divides."
         )
         tf.debugging.Assert(even, [message])
