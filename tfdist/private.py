@@ -32,7 +32,13 @@ NAMES: dict[str, tuple[str, ...]] = {
 
 # class -> methods that a mixin overrides, so that they must exist and be called under this name.
 METHODS: dict[str, tuple[str, ...]] = {
-    "keras.Model": ("_maybe_symbolic_build", "_symbolic_build", "_get_metrics_result_or_logs", "_flatten_layers"),
+    "keras.Model": (
+        "_maybe_symbolic_build",
+        "_symbolic_build",
+        "_get_metrics_result_or_logs",
+        "_flatten_layers",
+        "_resolve_auto_jit_compile",
+    ),
     "keras.optimizers.Optimizer": (
         "_clip_gradients",
         "_all_reduce_sum_gradients",
@@ -143,6 +149,11 @@ def compile_loss_class() -> type:
 def flat_losses(compiled: Any) -> list[Any]:
     """The Loss objects that a built CompileLoss calls, one per output."""
     return [entry.loss for entry in (compiled._flat_losses or [])]
+
+
+def auto_jit(model: Any) -> bool:
+    """What `compile(jit_compile="auto")` would make of it for this model."""
+    return bool(model._resolve_auto_jit_compile())
 
 
 def set_strategy(obj: Any, strategy: Any) -> None:

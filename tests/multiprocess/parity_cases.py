@@ -275,7 +275,7 @@ def custom_step_raw_loss(way):
                 error = tf.one_hot(y, 4) - self(x, training=True)
                 loss = tf.reduce_mean(tf.square(error))
             grads = tape.gradient(loss, self.trainable_variables)
-            self.optimizer.apply_gradients(zip(grads, self.trainable_variables))
+            self.optimizer.apply_gradients(zip(grads, self.trainable_variables, strict=True))
             return {"loss": loss}
 
     model = Raw([keras.Input((8,)), L.Dense(16, "tanh"), L.Dense(4)])

@@ -77,8 +77,7 @@ def _collectives():
                 part = tf.reduce_sum(group.all_gather(x[None], "dg") ** 2)
                 sent = tf.reduce_sum(group.broadcast(x, 0, "db") ** 2)
                 mine = tf.reduce_sum(group.reduce_scatter(x, "ds") ** 2) if size <= 2 else loss
-            found = [tape.gradient(y, x) for y in (loss, part, sent, mine)]
-            return found
+            return [tape.gradient(y, x) for y in (loss, part, sent, mine)]
 
         found = (tf.function(gradients) if graph else gradients)(x)
         ones = size * (size + 1) / 2

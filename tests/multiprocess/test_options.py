@@ -98,6 +98,7 @@ def _scaling(found):
 
 
 def _resume(found):
+    import contextlib
     import os
     import shutil
     import tempfile
@@ -133,10 +134,8 @@ def _resume(found):
             tfdist.LinearScaling(base_batch=16, warmup_epochs=4),
             Spy(),
         ]
-        try:
+        with contextlib.suppress(KeyboardInterrupt):
             model.fit(x, y, batch_size=32, epochs=3, verbose=0, callbacks=callbacks)
-        except KeyboardInterrupt:
-            pass
     shutil.rmtree(where, ignore_errors=True)
     # Six updates until the interruption, which comes after the backup of that epoch; three more when resumed.
     ramp = [0.1 * (1 + t / 12) for t in range(9)]
@@ -267,7 +266,9 @@ def test_options():
         assert not wrong, f"rank {rank}: {wrong}"
 
 
-@pytest.mark.parametrize("kwargs", [{"bucket_mb": 0}, {"bucket_mb": "big"}, {"reduce_op": "max"}, {"compression": "bf16"}])
+@pytest.mark.parametrize(
+    "kwargs", [{"bucket_mb": 0}, {"bucket_mb": "big"}, {"reduce_op": "max"}, {"compression": "bf16"}]
+)
 def test_bad_options_are_named(kwargs):
     import tfdist
 

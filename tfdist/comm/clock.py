@@ -1,10 +1,10 @@
 """When each bucket of a step was ready and when it was reduced.
 
-    backward pass  |------- g4 --- g3 ------- g2 --- g1 |
-    bucket 0                |~~~~~~~~~~~~~|             :
-    bucket 1                              :             |~~~~~~~~~~~~~~|
-                            ready 0                     ready 1        done 1
-    busy = the two stretches together;  hidden = the part of them before the last bucket was ready
+backward pass  |------- g4 --- g3 ------- g2 --- g1 |
+bucket 0                |~~~~~~~~~~~~~|             :
+bucket 1                              :             |~~~~~~~~~~~~~~|
+                        ready 0                     ready 1        done 1
+busy = the two stretches together;  hidden = the part of them before the last bucket was ready
 """
 
 from __future__ import annotations

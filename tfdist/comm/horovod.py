@@ -39,6 +39,10 @@ _LOST = (
 )
 
 
+# Of a user's tf.function AutoGraph must leave these alone: there is nothing to convert, and much to get wrong.
+_as_written = tf.autograph.experimental.do_not_convert
+
+
 def connect(world: World) -> HorovodCollective:
     """Joins the other ranks; returns when all are there.
 
@@ -94,18 +98,27 @@ class HorovodCollective:
         joined = bytes(self.all_gather(mine, "hosts").numpy()).decode()
         self.hosts = tuple(joined.splitlines())
 
+    @_as_written
     def all_reduce(self, tensor: tf.Tensor, name: str, op: str = "sum") -> tf.Tensor:
         check_op(op)
         if op == "adasum":
             self.check_adasum()
+
+        def refused(upstream: tf.Tensor) -> tf.Tensor:
+            raise ValueError(f"all_reduce {name!r} with {op!r} has no gradient; 'sum' and 'mean' have")
+
         if tf.executing_eagerly():
-            return self._named("all_reduce", tensor, name, op)
+            if op in ("sum", "mean"):
+                return self._named("all_reduce", tensor, name, op)
+            # Under a tape a graph builds its gradient at once; this one is not to be built before it is asked for.
+            hidden = tf.custom_gradient(lambda x: (self._named("all_reduce", tf.stop_gradient(x), name, op), refused))
+            return hidden(tensor)
 
         @tf.custom_gradient
         def reduced(x: tf.Tensor) -> Any:
             def gradient(upstream: tf.Tensor) -> tf.Tensor:
                 if op not in ("sum", "mean"):
-                    raise ValueError(f"all_reduce {name!r} with {op!r} has no gradient; 'sum' and 'mean' have")
+                    return refused(upstream)
                 return self.all_reduce(upstream, f"{name}.gradient", op)
 
             sent, back = wire.for_reduction(x, op, name)
@@ -114,6 +127,7 @@ class HorovodCollective:
 
         return reduced(tf.convert_to_tensor(tensor))
 
+    @_as_written
     def all_gather(self, tensor: tf.Tensor, name: str) -> tf.Tensor:
         if tf.executing_eagerly():
             return self._named("all_gather", tensor, name)
@@ -136,6 +150,7 @@ class HorovodCollective:
             raise ValueError(f"all_gather {name!r}: got a scalar; it needs at least one axis to join along")
         return gathered(tensor)
 
+    @_as_written
     def broadcast(self, tensor: tf.Tensor, root: int, name: str) -> tf.Tensor:
         if not 0 <= root < self.size:
             raise ValueError(f"broadcast {name!r}: root is {root}; ranks are 0 to {self.size - 1}")
@@ -158,6 +173,7 @@ class HorovodCollective:
 
         return sent_to_all(tf.convert_to_tensor(tensor))
 
+    @_as_written
     def reduce_scatter(self, tensor: tf.Tensor, name: str, op: str = "sum") -> tf.Tensor:
         check_op(op)
         if tf.executing_eagerly():

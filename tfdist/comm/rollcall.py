@@ -243,10 +243,10 @@ class RollCall:
     def forget(self) -> None:
         """Closes this process's copies of the connections (after a fork: the child's)."""
         self._stopping = True
-        socks = [self._listener, self._wake, self._waker, self._chief and self._chief.sock]
-        for sock in [*socks, *(line.sock for line in self._members.values())]:
-            if sock is not None:
-                sock.close()
+        lines = [*self._members.values(), *([self._chief] if self._chief else [])]
+        listeners = [self._listener] if self._listener else []
+        for sock in [*listeners, self._wake, self._waker, *(line.sock for line in lines)]:
+            sock.close()
 
 
 def start(board: Board) -> RollCall | None:

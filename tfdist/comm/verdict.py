@@ -1,9 +1,11 @@
 """Decides from what every rank is doing whether an operation can still complete. Pure: plain values in, text out.
 
-rank 0   ...fit step 9 | evaluate 'm' -------------- waits ------------>|  deadline
-rank 1   ...fit step 9 | user code, or waits in something else -------->|  -> abort, naming rank 1
-rank 1   ...fit step 9 | busy: save 'm.keras' ------------------------->|  -> go on waiting
-rank 1   ...fit step 9 | evaluate 'm' (slow) -------------------------->|  -> go on waiting
+Rank 0 waits past its deadline; what rank 1 does meanwhile decides:
+
+    rank 0   ...fit step 9 | evaluate 'm' -------------- waits ------------>|  deadline
+    rank 1   ...fit step 9 | user code, or waits in something else -------->|  -> abort, naming rank 1
+    rank 1   ...fit step 9 | busy: save 'm.keras' ------------------------->|  -> go on waiting
+    rank 1   ...fit step 9 | evaluate 'm' (slow) -------------------------->|  -> go on waiting
 """
 
 from __future__ import annotations
@@ -75,7 +77,7 @@ def ended(gone: int, why: str, rank: int, hosts: Sequence[str], what: str) -> st
 
 
 def named(ranks: Sequence[int], hosts: Sequence[str]) -> str:
-    """ "rank 1 (b)", "ranks 1 (b), 2 (c)"."""
+    """Ranks with their hosts: "rank 1 (b)", "ranks 1 (b), 2 (c)"."""
     return f"rank{'s' if len(ranks) > 1 else ''} " + ", ".join(f"{r} ({hosts[r]})" for r in ranks)
 
 

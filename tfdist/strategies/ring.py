@@ -172,7 +172,7 @@ class RingExtended(tf.distribute.StrategyExtended):
         return value_fn(tf.distribute.experimental.ValueContext(self.comm.rank, self.comm.size))
 
     def align_weights(self) -> None:
-        """In a custom loop, before the first `run`: the weights of the distributed models are rank 0's on every rank."""
+        """In a custom loop, before the first `run`: gives every rank rank 0's weights of the distributed models."""
         if self.comm.size == 1 or self._feed is not None or self._depth:
             return
         for model in sorted(self.distributed, key=mixing.key_of):

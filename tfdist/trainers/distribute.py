@@ -9,7 +9,7 @@ import keras
 
 from tfdist import private
 from tfdist.trainers import weights
-from tfdist.trainers.ring import RingTrainer, adopt
+from tfdist.trainers.ring import NO_XLA, RingTrainer, adopt
 from tfdist.trainers.swap import has, swap
 from tfdist.trainers.switchboard import Switchboard, of
 
@@ -53,6 +53,8 @@ def distribute(model: Any, strategy: Any) -> Any:
         return model
     compiled = getattr(model, "compiled", False)
     if compiled and model.jit_compile:
+        if not private.auto_jit(model):  # so the user asked for it
+            raise ValueError(f"Model {model.name!r} was compiled with jit_compile=True, but {NO_XLA}")
         model.jit_compile = False
     model.__dict__["_tfdist"] = Switchboard(model, strategy, f"model{next(strategy.extended.models)}")
     private.set_strategy(model, strategy)

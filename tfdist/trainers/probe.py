@@ -76,8 +76,5 @@ def _made_up(spec: Any, times: int) -> Any:
     shape = [ROWS, *(3 if n is None else n for n in list(spec.shape)[1:])]
     if spec.dtype == tf.string:
         return tf.fill([ROWS * times, *shape[1:]], "")
-    if spec.dtype.is_floating:
-        part = np.random.default_rng(0).uniform(0.1, 0.9, shape)
-    else:
-        part = np.zeros(shape)
+    part = np.random.default_rng(0).uniform(0.1, 0.9, shape) if spec.dtype.is_floating else np.zeros(shape)
     return tf.constant(np.concatenate([part] * times), spec.dtype)

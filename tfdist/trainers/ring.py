@@ -260,10 +260,13 @@ def refuse_jit(method: Any, args: tuple, kwargs: dict[str, Any]) -> None:
     except TypeError:
         return  # the method's own message is better
     if given.get("jit_compile", given.get("kwargs", {}).get("jit_compile")) is True:
-        raise ValueError(
-            "compile(jit_compile=True) was passed, but the ring's operations cannot be compiled by XLA. "
-            'Leave it out (tfdist turns "auto" into False) or pass jit_compile=False.'
-        )
+        raise ValueError(f"compile(jit_compile=True) was passed, but {NO_XLA}")
+
+
+NO_XLA = (
+    "the ring's operations cannot be compiled by XLA. "
+    'Leave it out (tfdist turns "auto" into False) or pass jit_compile=False.'
+)
 
 
 def watched(function: Any, what: str) -> Any:
