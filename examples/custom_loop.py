@@ -50,7 +50,6 @@ with strategy.scope():
         keras.losses.SparseCategoricalCrossentropy(from_logits=True),
         metrics=["accuracy"],
     )
-model.set_weights(tfdist.broadcast(model.get_weights()))  # what fit does before its first step
 
 # Batches of the global size; every rank gets its rows of each.
 batches = strategy.experimental_distribute_dataset(tf.data.Dataset.from_tensor_slices((x, y)).shuffle(2000).batch(64))

@@ -14,6 +14,7 @@ _HOMES = {
     "RunReport": "tfdist.callbacks",
     "spawn": "tfdist.launch.spawn",
     "SpawnError": "tfdist.launch.spawn",
+    "SpawnTimeoutError": "tfdist.launch.spawn",
     "set_deadline": "tfdist.comm.watch",
     **dict.fromkeys(
         (
