@@ -68,7 +68,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", nargs="+", choices=models.NAMES, default=list(models.NAMES))
     parser.add_argument("--steps", type=int, default=60, help="steps a turn")
-    parser.add_argument("--turns", type=int, default=5, help="turns of each variant")
+    parser.add_argument("--turns", type=int, default=3, help="turns of each variant")
     parser.add_argument("--patience", type=float, default=4.0, help="seconds a turn waits for quiet")
     parser.add_argument("--controller", nargs="+", choices=["gloo", "mpi"], default=["gloo"])
     parser.add_argument("--without-torch", action="store_true")

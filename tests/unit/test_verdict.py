@@ -76,4 +76,4 @@ def test_ended():
     assert ended(1, "ValueError: bad", 0, HOSTS, "fit 'm'") == (
         "rank 1 (b) ended with ValueError: bad while rank 0 (a) waited in fit 'm'; its own traceback tells why"
     )
-    assert ended(1, "", 0, HOSTS, "fit 'm'").endswith("waited in fit 'm'; its own output tells why")
+    assert ended(1, "", 0, HOSTS, "fit 'm'").endswith("which every rank must call")

@@ -248,7 +248,8 @@ class HorovodCollective:
         if key not in self._graphs:
             spec = tf.TensorSpec([None] * tensor.shape.rank, tensor.dtype)
             method = getattr(self, kind)
-            self._graphs[key] = tf.function(lambda t: method(t, *args), input_signature=[spec], autograph=False)
+            graph = tf.function(lambda t: method(t, *args), input_signature=[spec], autograph=False)
+            self._graphs[key] = graph.get_concrete_function()
         name = next(a for a in args if isinstance(a, str))
         with watch.waiting(f"{kind} {name!r}"), tf.device("/CPU:0"):
             return self._graphs[key](tensor)

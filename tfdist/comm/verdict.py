@@ -69,10 +69,12 @@ def compatible(one: Sequence[str], other: Sequence[str]) -> bool:
 
 def ended(gone: int, why: str, rank: int, hosts: Sequence[str], what: str) -> str:
     """The message for `rank`, which waited in `what` while rank `gone` left (`why`: "" or its exception)."""
-    cause = f" with {why}" if why else ""
+    where = f"while {named([rank], hosts)} waited in {what}"
+    if why:
+        return f"{named([gone], hosts)} ended with {why} {where}; its own traceback tells why"
     return (
-        f"{named([gone], hosts)} ended{cause} while {named([rank], hosts)} waited in {what}; "
-        f"its own {'traceback' if why else 'output'} tells why"
+        f"{named([gone], hosts)} ended {where}; if it was not killed, it came to its end without that operation, which "
+        "every rank must call"
     )
 
 

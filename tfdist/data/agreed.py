@@ -31,20 +31,27 @@ class AgreedDataset:
 
     Args:
         dataset: this rank's batches, or its `Share`s.
+        together: whether these are parts of the same global batches, so that all ranks must have equally many.
         instead: called, on every rank, where `dataset` should share files and some rank got none; returns the
             dataset to use from then on, or raises.
     """
 
     def __init__(
-        self, dataset: tf.data.Dataset, comm: Collective, instead: Callable[[], tf.data.Dataset] | None = None
+        self,
+        dataset: tf.data.Dataset,
+        comm: Collective,
+        together: bool = False,
+        instead: Callable[[], tf.data.Dataset] | None = None,
     ) -> None:
         self.dataset = dataset
+        self.together = together
         self.comm = comm
         self.instead = instead
         spec = dataset.element_spec
         scalar = tf.TensorSpec((), tf.int32)
         data = spec.data if isinstance(spec, Share) else spec
-        self.element_spec = Share(data, scalar, scalar, tf.TensorSpec((), tf.bool))
+        label = spec.label if together and isinstance(spec, Share) else ()
+        self.element_spec = Share(data, scalar, scalar, tf.TensorSpec((), tf.bool), label)
 
     def cardinality(self) -> tf.Tensor:
         return tf.constant(tf.data.UNKNOWN_CARDINALITY, tf.int64)
@@ -98,10 +105,7 @@ SLOTS = 8  # iterators whose last, abandoned exchange may still be on its way
 
 @functools.cache
 def _adder(comm: Collective, slot: int) -> Any:
-    """A summation in a graph of its own: only there has it a name of its own.
-
-    Eager collectives pair up in the order of the calls, which two threads do not keep.
-    """
+    """A summation of which nothing is traced in the thread that uses it."""
     spec = tf.TensorSpec([4], tf.int64)
     return tf.function(lambda brings: comm.all_reduce(brings, f"data/agreed/{slot}", "sum"), input_signature=[spec])
 
@@ -122,6 +126,7 @@ class _Agreement:
         self._source: Iterator[Any] | None = None
         self._comm = agreed.comm
         self._last: Any = None
+        self._label: Any = ()
         self._sum = _adder(agreed.comm, number % SLOTS)
 
     def next(self) -> Share | None:
@@ -137,6 +142,7 @@ class _Agreement:
         if batch is not None:
             count = int(batch.count) if isinstance(batch, Share) else int(rows(batch))
             self._last = batch.data if isinstance(batch, Share) else batch
+            self._label = batch.label if self._agreed.together and isinstance(batch, Share) else ()
         brings = tf.constant([batch is not None, self._last is not None, count, without_file], tf.int64)
         having, started, total, without = (int(n) for n in self._sum(brings).numpy())
         if without and self._agreed.instead is not None:
@@ -145,13 +151,21 @@ class _Agreement:
             return self.next()
         if having == 0:
             return None
+        if self._agreed.together and having < self._comm.size:
+            raise ValueError(
+                f"The input of {self._comm.size - having} of {self._comm.size} ranks ended before that of the others "
+                f"(rank {self._comm.rank}: {'goes on' if batch is not None else 'ended'}), but every rank must produce "
+                "the same global batches, from which its share is cut. If each rank brings its own batches, make them "
+                "a tf.data.Dataset with `options.experimental_distribute.auto_shard_policy = AutoShardPolicy.OFF`."
+            )
         if started < self._comm.size:
             raise ValueError(
                 f"{self._comm.size - started} of {self._comm.size} ranks brought no batch at all (rank "
                 f"{self._comm.rank} brought {'some' if self._last is not None else 'none'}). Every rank needs at "
                 "least one batch of its own to take part in the steps of the others."
             )
-        return Share(self._last, tf.constant(count, tf.int32), tf.constant(total, tf.int32), tf.constant(count == 0))
+        sizes = tf.constant(count, tf.int32), tf.constant(total, tf.int32)
+        return Share(self._last, *sizes, tf.constant(count == 0), self._label)
 
     def _fetch(self) -> tuple[Any, bool]:
         """(this rank's next batch or None, whether it got no file of those that are shared)."""

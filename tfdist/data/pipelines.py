@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import tensorflow as tf
@@ -58,7 +62,9 @@ def share(dataset: tf.data.Dataset, comm: Collective, *, label: bool = False, by
     size = batch_size(dataset)
     if size is not None:
         check_batch(size, comm.size, "the dataset's batch")
-    if by_file and policy in (Policy.AUTO, Policy.FILE):
+    length = int(dataset.cardinality())
+    # Files do not tell how many samples they hold; where the length is known, the data are in memory.
+    if by_file and (policy == Policy.FILE or (policy == Policy.AUTO and length == tf.data.UNKNOWN_CARDINALITY)):
         mine = shard_files(dataset, comm.rank, comm.size, size)
         everywhere = bool(comm.all_reduce(tf.constant(mine is not None, tf.int32), "data/files", "min"))
         if everywhere and mine is not None:
@@ -71,13 +77,12 @@ def share(dataset: tf.data.Dataset, comm: Collective, *, label: bool = False, by
                 return _cut(dataset, comm, label=False).prefetch(2)
 
             sentence = f"files shared among {comm.size} ranks"
-            return Plan(AgreedDataset(mine, comm, cut_instead), sentence, False, size)
+            return Plan(AgreedDataset(mine, comm, instead=cut_instead), sentence, False, size)
         if policy == Policy.FILE:
             raise ValueError(_no_files(comm.size))
     mine = _cut(dataset, comm, label)
-    length = int(dataset.cardinality())
     if length == tf.data.UNKNOWN_CARDINALITY:
-        return Plan(AgreedDataset(mine.prefetch(2), comm), _cut_sentence(size, comm.size), True, size)
+        return Plan(AgreedDataset(mine.prefetch(2), comm, together=True), _cut_sentence(size, comm.size), True, size)
     longest = int(comm.all_reduce(tf.constant(length, tf.int64), "data/longest", "max"))
     shortest = int(comm.all_reduce(tf.constant(length, tf.int64), "data/shortest", "min"))
     if longest != shortest:
@@ -138,20 +143,45 @@ def shard_files(dataset: tf.data.Dataset, rank: int, size: int, batch: int | Non
     if batch is None:
         return None
     try:
-        variant = tf.raw_ops.AutoShardDataset(
-            input_dataset=tf.data.experimental.to_variant(dataset),
-            num_workers=size,
-            index=rank,
-            output_types=_flat(dataset, "dtype"),
-            output_shapes=_flat(dataset, "shape"),
-            auto_shard_policy=Policy.FILE.value,
-            num_replicas=size,
-        )
+        with _without_stderr():  # TensorFlow prints the whole graph where it finds no file in it
+            variant = tf.raw_ops.AutoShardDataset(
+                input_dataset=tf.data.experimental.to_variant(dataset),
+                num_workers=size,
+                index=rank,
+                output_types=_flat(dataset, "dtype"),
+                output_shapes=_flat(dataset, "shape"),
+                auto_shard_policy=Policy.FILE.value,
+                num_replicas=size,
+            )
         mine = tf.data.experimental.from_variant(variant, dataset.element_spec)
     except tf.errors.OpError:
         return None
     low, high = bounds(batch, rank, size)
     return mine.rebatch(high - low)
+
+
+@contextmanager
+def _without_stderr() -> Iterator[None]:
+    """Drops what C++ code writes to the process's stderr meanwhile."""
+    sys.stderr.flush()
+    kept, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+    try:
+        os.dup2(nowhere, 2)
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
+        os.close(nowhere)
+
+
+def open_ended(data: Any) -> Any:
+    """A dataset that is not cut by batches, without its own length, by which Keras would end an epoch.
+
+    The ranks' own batches, or files, may be more on one rank than on another.
+    """
+    if not isinstance(data, tf.data.Dataset) or policy_of(data) not in (Policy.OFF, Policy.FILE):
+        return data
+    return data if int(data.cardinality()) < 0 else data.filter(lambda *_: True)
 
 
 def _flat(dataset: tf.data.Dataset, what: str) -> list[Any]:

@@ -85,6 +85,7 @@ def fingerprint(data: Any) -> tf.Tensor:
             bits = tf.cast(tf.bitcast(tf.cast(flat, tf.float32), tf.int32), tf.int64)
         else:
             bits = tf.cast(flat, tf.int64)
-        place = tf.range(1, tf.size(flat, tf.int64) + 1, dtype=tf.int64) % 1009 + 1
-        total += tf.reduce_sum((bits % 1000003) * place)
+        # Multiplied and reduced twice, so that small labels in another order spread over the whole range too.
+        place = tf.range(1, tf.size(flat, tf.int64) + 1, dtype=tf.int64) * 48271 % 2147483647
+        total += tf.reduce_sum((bits % 1000003 + 7) * place % 1048573 * 40692 % 1048573)
     return tf.cast(total % 1048573, tf.float32) / 1048576.0

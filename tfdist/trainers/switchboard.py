@@ -125,7 +125,7 @@ class Switchboard:
             return
         size = float(self.comm.size)
         spread = size * total[2] - total[1] * total[1]  # n sum x^2 - (sum x)^2: zero when all are equal
-        tf.debugging.Assert(spread < 1e-3 * size, [DIFFERENT_BATCHES])
+        tf.debugging.Assert(spread < 1e-6 * size * size, [DIFFERENT_BATCHES])
 
     def check_late_weight(self, step: Step) -> None:
         """A custom step that never calls `optimizer.scale_loss` weights its gradients instead of its loss.

@@ -39,3 +39,8 @@ class Tending(keras.callbacks.Callback):
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         with watch.waiting(f"the end of epoch {epoch + 1} of {self._board.model_name!r}"):
             self._board.agree_on_stop()
+            if weights.synchronize(self._tended, self._board):
+                self._board.tell(
+                    f"the ranks' weights or learning rates differed at the end of epoch {epoch + 1}; rank 0's were "
+                    "taken. A callback that changes them by the logs of a batch does that: those are each rank's own"
+                )
