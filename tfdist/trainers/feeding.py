@@ -79,7 +79,7 @@ def fit_arguments(model: Any, board: Switchboard, call: dict[str, Any]) -> dict[
         "validation_data": describe_input(*validation),
         **{k: str(call[k]) for k in ("batch_size", "epochs", "initial_epoch", "steps_per_epoch")},
         **{k: str(call[k]) for k in ("validation_steps", "validation_batch_size", "validation_freq", "shuffle")},
-        "content of the arrays (all ranks pass all rows; tfdist cuts them)": checksum(call["x"], call["y"]),
+        "x's rows (pass all of them on all ranks: tfdist cuts)": checksum(call["x"], call["y"]),
         "steps_per_execution": model.steps_per_execution,
         "run_eagerly": bool(model.run_eagerly),
         "_seed": private.global_seed(),
