@@ -68,6 +68,8 @@ class Teams:
         self._listener = Listener(("127.0.0.1", 0), backlog=16, authkey=self._key.encode())
 
     def __enter__(self) -> Teams:
+        # A frozen process cannot notice that this one was told to end.
+        signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
         try:
             for team in self.teams:
                 self._start(team)

@@ -21,6 +21,7 @@ from tfdist.comm.collective import Collective
 from tfdist.trainers.switchboard import Switchboard, unnumbered
 
 SEED = "seed_generator_state"
+ACCUMULATOR = "gradient_accumulator"  # each rank's own sum since the last update: different by right
 
 
 def optimizers_of(model: keras.Model) -> list[tuple[str, Any]]:
@@ -72,7 +73,7 @@ def synchronize(model: keras.Model, board: Switchboard) -> bool:
     comm = board.comm
     state = state_of(model)
     seeds = [v for _, v in state if v.path.endswith(SEED)]
-    plain = [(n, v) for n, v in state if not v.path.endswith(SEED)]
+    plain = [(n, v) for n, v in state if not v.path.endswith((SEED, ACCUMULATOR))]
     with watch.waiting(f"the comparison of the weights of {board.model_name!r}"):
         rows = [(unnumbered(n), tuple(v.shape), str(v.dtype)) for n, v in state]
         agree(comm, rows, f"variables of {board.key}")
