@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 # Set before Horovod starts, where the user has not set them.
 DEFAULTS = {
     "HOROVOD_FUSION_THRESHOLD": "0",  # tfdist packs; packing twice copies twice
-    "HOROVOD_CYCLE_TIME": "1",  # ms between looks for new tensors; each costs some 70 us of CPU time
+    "HOROVOD_CYCLE_TIME": "0.3",  # ms between looks for new tensors; each costs some 70 us of CPU time
     # tfdist.comm.watch names missing ranks long before; these end a user's own tf.function, which it cannot see.
     "HOROVOD_STALL_CHECK_TIME_SECONDS": "120",
     "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS": "900",
