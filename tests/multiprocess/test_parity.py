@@ -14,6 +14,7 @@ def compare_all(names=None):
     import keras
     import numpy as np
 
+    import tests.multiprocess.parity_inputs  # noqa: F401 - registers its cases
     import tfdist
     from tests.multiprocess.parity_cases import CASES, TOLERANCE, Way
 

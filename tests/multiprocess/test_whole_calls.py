@@ -8,7 +8,8 @@ import tensorflow as tf
 from keras import layers as L
 
 from tests.helpers.checks import Checks
-from tests.multiprocess.parity_cases import Rows, cross_entropy, data, dense
+from tests.multiprocess.parity_cases import cross_entropy, data, dense
+from tests.multiprocess.parity_inputs import Rows
 
 CHECKS = Checks(__name__)
 O = keras.optimizers
