@@ -73,10 +73,7 @@ def key_of(model: Any) -> str:
 
 def align_once(model: Any) -> None:
     """Gives every rank rank 0's weights, unless that was done before or the model has none yet."""
-    board = of(model)
-    if not board.synchronized and model.built:
-        weights.synchronize(model, board)
-        board.synchronized = True
+    weights.synchronize_once(model, of(model))
 
 
 def refuse_undistributed(fn: Any) -> None:

@@ -17,7 +17,7 @@ from tfdist.comm import watch
 from tfdist.data.share import Share
 from tfdist.trainers import feeding, files, gathering, losses, optimizer, probe, weights
 from tfdist.trainers.logs import Globally, agree, metric_variables
-from tfdist.trainers.step import begin, entered
+from tfdist.trainers.step import Step, begin, entered
 from tfdist.trainers.switchboard import DIFFERENT_BATCHES, Switchboard, of
 from tfdist.trainers.tending import Tending
 
@@ -38,12 +38,7 @@ class RingTrainer:
         board = of(self)
         if board.comm.size == 1:
             return super().train_step(data)
-        step, mine = begin(data, board.comm, f"{board.key}/train", board.reduce_op)
-        losses.adopt(self)
-        with entered(step):
-            kept = [] if step.ghost is None else ghosts_keep(self, board)
-            logs = super().train_step(mine)
-            restore(step, kept)
+        logs, step = shared_step(self, board, "train", super().train_step, data)
         if self.trainable_variables and not step.applied:
             raise ValueError(
                 f"The train_step of {self.name!r} applied no optimizer of the model, so its gradients would never be "
@@ -56,12 +51,7 @@ class RingTrainer:
         board = of(self)
         if board.comm.size == 1:
             return super().test_step(data)
-        step, mine = begin(data, board.comm, f"{board.key}/test", board.reduce_op)
-        losses.adopt(self)
-        with entered(step):
-            kept = [] if step.ghost is None else ghosts_keep(self, board)
-            logs = super().test_step(mine)
-            restore(step, kept)
+        logs, _ = shared_step(self, board, "test", super().test_step, data)
         return logs
 
     def predict_step(self, data):
@@ -148,7 +138,7 @@ class RingTrainer:
         wants_dict = call["return_dict"]
         call = feeding.batch_arguments(board, {**call, "return_dict": True})
         with board.strategy.extended.feeding("local", quiet=True):
-            weights_once(self, board)
+            weights.synchronize_once(self, board)
             logs = method(**call)
         logs = {k: float(v) for k, v in self._get_metrics_result_or_logs(logs).items()}
         return logs if wants_dict else self._flatten_metrics_in_order(logs)
@@ -312,11 +302,15 @@ def tended(board: Switchboard, callbacks: Any, tending: Tending) -> Any:
     return [*kept, tending]
 
 
-def weights_once(model: Any, board: Switchboard) -> None:
-    """For `train_on_batch`: the comparison of the weights before the first call."""
-    if not board.synchronized and model.built:
-        weights.synchronize(model, board)
-        board.synchronized = True
+def shared_step(model: Any, board: Switchboard, phase: str, method: Any, data: Any) -> tuple[Any, Step]:
+    """Runs the model's own `method` on this rank's part of `data`; returns its logs and the step it was."""
+    step, mine = begin(data, board.comm, f"{board.key}/{phase}", board.reduce_op)
+    losses.adopt(model)
+    with entered(step):
+        kept = [] if step.ghost is None else ghosts_keep(model, board)
+        logs = method(mine)
+        restore(step, kept)
+    return logs, step
 
 
 def ghosts_keep(model: Any, board: Switchboard) -> list[tuple[Any, tf.Tensor]]:

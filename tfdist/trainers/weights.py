@@ -89,6 +89,13 @@ def synchronize(model: keras.Model, board: Switchboard) -> bool:
     return differed
 
 
+def synchronize_once(model: keras.Model, board: Switchboard) -> None:
+    """`synchronize`, unless that was done before or the model has no weights yet: where no `fit` does it."""
+    if not board.synchronized and model.built:
+        synchronize(model, board)
+        board.synchronized = True
+
+
 def _broadcast(comm: Collective, variables: list[Any], name: str) -> None:
     """Rank 0's values to all, one tensor for each element type."""
     by_type: dict[str, list[Any]] = {}
