@@ -54,24 +54,33 @@ def show_progress(model: str, measured: Measured, passed: float) -> None:
 
 
 def ratios(seconds: dict[str, list[float]], tail: str = "") -> dict[str, float]:
-    """The three figures with targets."""
+    """The figures of one controller."""
     return {
         "one rank / Keras": _over(seconds, "keras", "tfdist 1"),
-        "two ranks / loop": _over(seconds, f"horovod 2{tail}", f"tfdist 2{tail}"),
+        "two ranks / loop": _over(seconds, f"released 2{tail}", f"tfdist 2{tail}"),
+        "two ranks / loop on tfdist's Horovod": _over(seconds, f"horovod 2{tail}", f"tfdist 2{tail}"),
         "efficiency": _over(seconds, "tfdist 1", f"tfdist 2{tail}"),
     }
 
 
 def _over(seconds: dict[str, list[float]], a: str, b: str) -> float:
     """The median over turns of the ratio within a turn, in which both met the same machine."""
-    return median(x / y for x, y in zip(seconds[a], seconds[b], strict=True))
+    turns = min(len(seconds[a]), len(seconds[b]))
+    return median(x / y for x, y in zip(_by_turn(seconds[a], turns), _by_turn(seconds[b], turns), strict=True))
+
+
+def _by_turn(seconds: list[float], turns: int) -> list[float]:
+    """One figure a turn: the median of a variant's processes."""
+    each = len(seconds) // turns
+    return [median(seconds[turn * each : (turn + 1) * each]) for turn in range(turns)]
 
 
 def ring(results: dict[str, Measured], options: argparse.Namespace, about: dict[str, Any]) -> None:
     """Prints the tables of `benchmarks/ring.py`; writes JSON, and markdown beside it."""
     names = list(next(iter(results.values())).seconds)
     speed = [["model", *names, "others' cores"]]
-    compared = [["model", "controller", "one rank / Keras", "two ranks / hand-written loop", "efficiency", "DDP's"]]
+    loops = ("two ranks / loop on released Horovod", "... on tfdist's Horovod")
+    compared = [["model", "controller", "one rank / Keras", *loops, "efficiency", "DDP's"]]
     figures: dict[str, Any] = {}
     for model, measured in results.items():
         seconds, others = measured.seconds, measured.others
@@ -81,7 +90,9 @@ def ring(results: dict[str, Measured], options: argparse.Namespace, about: dict[
         for controller in options.controller:
             got = ratios(seconds, "" if controller == "gloo" else f" {controller}")
             figures.setdefault(model, {})[controller] = got
-            targets = (ONE_RANK, AGAINST_LOOP[model], EFFICIENCY.get(model)) if controller == "gloo" else (None,) * 3
+            targets = (ONE_RANK, AGAINST_LOOP[model], None, EFFICIENCY.get(model))
+            if controller != "gloo":
+                targets = (None,) * 4
             cells = [_against(value, target) for value, target in zip(got.values(), targets, strict=True)]
             ddp = f"{_over(seconds, 'torch 1', 'torch 2'):.2f}" if "torch 2" in seconds else "-"
             compared.append([model, controller, *cells, ddp])

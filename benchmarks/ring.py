@@ -17,18 +17,25 @@ sys.path[0] = str(Path(__file__).resolve().parent.parent)
 
 from statistics import median  # noqa: E402
 
-from benchmarks import models, quiet, report  # noqa: E402
+from benchmarks import models, quiet, released, report  # noqa: E402
 from benchmarks.teams import Team, Teams  # noqa: E402
 
 QUIET = 0.15  # cores that other programs may use
+ONE_PROCESS = (("keras", "keras"), ("tfdist 1", "tfdist"))
 
 
 def teams(torch_python: str | None, controllers: list[str]) -> list[Team]:
-    """The variants: one process, then two; the names are those of `report.COLUMNS`."""
-    chosen = [Team("keras", "keras"), Team("tfdist 1", "tfdist")]
+    """The variants: one process, then two. What follows a # is not part of a variant's name.
+
+    Two processes that do the same differ by some percent for as long as they live (where their memory lies). That is
+    more than tfdist may cost on one rank, so those variants have two of them.
+    """
+    chosen = [Team(f"{name}#{n}", variant) for n in (1, 2) for name, variant in ONE_PROCESS]
+    as_released = {"PYTHONPATH": str(released.folder())}
     for controller in controllers:
         tail = "" if controller == "gloo" else f" {controller}"
         chosen.append(Team(f"tfdist 2{tail}", "tfdist", 2, controller))
+        chosen.append(Team(f"released 2{tail}", "horovod", 2, controller, env=as_released))
         chosen.append(Team(f"horovod 2{tail}", "horovod", 2, controller))
     if torch_python:
         chosen += [Team(f"torch {n}", "torch", n, python=torch_python) for n in (1, 2)]
@@ -37,17 +44,19 @@ def teams(torch_python: str | None, controllers: list[str]) -> list[Team]:
 
 def measure(running: Teams, model: str, steps: int, turns: int, patience: float) -> report.Measured:
     """All teams with one model."""
-    facts = {team.name: running.call(team, "prepare", model, steps)[0] for team in running.teams}
-    seconds: dict[str, list[float]] = {team.name: [] for team in running.teams}
-    others: dict[str, list[float]] = {team.name: [] for team in running.teams}
-    processor: dict[str, list[float]] = {team.name: [] for team in running.teams}
+    names = {team.name: team.name.partition("#")[0] for team in running.teams}
+    facts = {names[team.name]: running.call(team, "prepare", model, steps)[0] for team in running.teams}
+    seconds: dict[str, list[float]] = {name: [] for name in facts}
+    others: dict[str, list[float]] = {name: [] for name in facts}
+    processor: dict[str, list[float]] = {name: [] for name in facts}
     for turn in range(turns):
         # Forwards, then backwards: a machine that slows down or speeds up favours nobody.
         for team in running.teams if turn % 2 == 0 else reversed(running.teams):
             taken, busy = calmest(running, team, patience)
-            seconds[team.name].append(max(median(times) for times in taken))
-            others[team.name].append(busy.cores)
-            processor[team.name].append(busy.own / sum(map(len, taken)))
+            name = names[team.name]
+            seconds[name].append(max(median(times) for times in taken))
+            others[name].append(busy.cores)
+            processor[name].append(busy.own / sum(map(len, taken)))
     return report.Measured(seconds, others, processor, facts)
 
 

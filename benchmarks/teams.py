@@ -130,7 +130,8 @@ class Teams:
                 cwd=ROOT,
                 env={
                     **os.environ, **CALM, **env, "BENCHMARK_ADDRESS": f"{host}:{port}",
-                    "BENCHMARK_KEY": self._key, "PYTHONPATH": str(ROOT),
+                    "BENCHMARK_KEY": self._key,
+                    "PYTHONPATH": os.pathsep.join([*filter(None, [env.get("PYTHONPATH")]), str(ROOT)]),
                 },
                 stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True,
             )  # fmt: skip

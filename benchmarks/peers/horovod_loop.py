@@ -1,4 +1,7 @@
-"""The peer: Horovod's own operations in a hand-written `tf.function` loop, Horovod's defaults."""
+"""The peer: Horovod's own operations in a hand-written `tf.function` loop, Horovod's defaults.
+
+On which build of Horovod, the team's PYTHONPATH says: as released (`benchmarks/released.py`), or tfdist's.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +42,7 @@ class HorovodLoop:
         self.data = mine.shuffle(1024).batch(models.BATCH).prefetch(2)
         for x, y in self.data.take(5):
             step(x, y)
-        return {}
+        return {"horovod": hvd.__file__}
 
     def run(self) -> list[float]:
         ends = []

@@ -4,6 +4,7 @@ import pytest
 
 from tests.helpers.machine import MACHINE, TOOLS
 from tfdist.build import plan
+from tfdist.build.edits import EDITS, NEEDED
 from tfdist.build.errors import BuildError
 from tfdist.build.plan import make_plan
 
@@ -63,10 +64,10 @@ def test_key_follows_what_the_wheel_depends_on(change):
     assert make_plan(changed(**change)).key != make_plan(MACHINE).key
 
 
-def test_key_follows_the_patch(monkeypatch):
-    before = make_plan(MACHINE).key
-    monkeypatch.setattr("tfdist.build.patch.fingerprint", lambda: "other")
-    assert make_plan(MACHINE).key != before
+def test_key_follows_the_patch():
+    whole, needed = make_plan(MACHINE), make_plan(MACHINE, edits=NEEDED)
+    assert (whole.edits, needed.edits) == (EDITS, NEEDED)
+    assert whole.key != needed.key
 
 
 @pytest.mark.parametrize(

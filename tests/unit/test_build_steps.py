@@ -4,8 +4,10 @@ import tarfile
 
 import pytest
 
+from tests.helpers.machine import MACHINE
 from tfdist.build import explain, steps
 from tfdist.build.errors import BuildError
+from tfdist.build.plan import make_plan
 
 
 @pytest.mark.parametrize("content", [b"", b"another sdist"])
@@ -49,9 +51,10 @@ def test_unpack_patches(tmp_path, monkeypatch):
     with tarfile.open(tmp_path / "s.tar.gz", "w:gz") as tar:
         tar.add(file, "horovod-0.28.1/a.txt")
     patched = []
-    monkeypatch.setattr("tfdist.build.patch.apply", patched.append)
-    source = steps.unpack(tmp_path / "s.tar.gz", tmp_path / "work")
-    assert patched == [source]
+    plan = make_plan(MACHINE)
+    monkeypatch.setattr("tfdist.build.patch.apply", lambda *args: patched.append(args))
+    source = steps.unpack(plan, tmp_path / "s.tar.gz", tmp_path / "work")
+    assert patched == [(source, plan.edits)]
     assert (source / "a.txt").read_text() == "text"
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import tempfile
-from contextlib import AbstractContextManager
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -52,15 +53,7 @@ def build(options: Options, progress: Progress) -> plan.Plan:
     machine = survey.look()
     todo = plan.make_plan(machine, without_mpi=options.without_mpi, jobs=options.jobs)
     root = cache.root()
-    log = root / "logs" / f"{todo.key}.log"
-    try:
-        log.parent.mkdir(parents=True, exist_ok=True)
-        log.touch()
-    except OSError as error:
-        raise BuildError(
-            f"The cache {root} cannot be written: {error.strerror}. Point TFDIST_CACHE at a "
-            "directory that can."
-        ) from None
+    log = _log(todo, root)
     name, version = todo.tensorflow
     controllers = " and ".join(todo.controllers)
     progress.note(f"Horovod {todo.version} for {name} {version}, controllers: {controllers}")
@@ -77,12 +70,34 @@ def build(options: Options, progress: Progress) -> plan.Plan:
     return todo
 
 
-def _installed(todo: plan.Plan, options: Options) -> bool:
-    return survey.installed_horovod() == todo.version and not options.rebuild
+def wheel(todo: plan.Plan, progress: Progress) -> Path:
+    """The wheel of `todo` in the cache, compiled first where it is not there; nothing is installed.
+
+    Raises:
+        BuildError: with what to install or do.
+    """
+    root = cache.root()
+    log = _log(todo, root)
+    with _held(todo, root, progress) as work:
+        return _obtain(todo, Options(), root, work, log, progress)
 
 
-def _provide(todo: plan.Plan, options: Options, root: Path, log: Path, progress: Progress) -> None:
-    """Install the wheel from the cache, building it first where it is not there."""
+def _log(todo: plan.Plan, root: Path) -> Path:
+    log = root / "logs" / f"{todo.key}.log"
+    try:
+        log.parent.mkdir(parents=True, exist_ok=True)
+        log.touch()
+    except OSError as error:
+        raise BuildError(
+            f"The cache {root} cannot be written: {error.strerror}. Point TFDIST_CACHE at a "
+            "directory that can."
+        ) from None
+    return log
+
+
+@contextmanager
+def _held(todo: plan.Plan, root: Path, progress: Progress) -> Iterator[Path]:
+    """A scratch directory, while no other process builds the same wheel."""
     wheels = cache.WheelCache(root / "wheels")
     with (
         tempfile.TemporaryDirectory(prefix="tfdist-horovod-") as folder,
@@ -90,21 +105,38 @@ def _provide(todo: plan.Plan, options: Options, root: Path, log: Path, progress:
             todo.key, lambda: progress.note("Another process builds this wheel; waiting for it.")
         ),
     ):
+        yield Path(folder)
+
+
+def _installed(todo: plan.Plan, options: Options) -> bool:
+    return survey.installed_horovod() == todo.version and not options.rebuild
+
+
+def _provide(todo: plan.Plan, options: Options, root: Path, log: Path, progress: Progress) -> None:
+    """Install the wheel from the cache, building it first where it is not there."""
+    with _held(todo, root, progress) as work:
         if _installed(todo, options):
             # By the one who held the key, in this environment: do not install under its check.
             return
-        work = Path(folder)
-        wheel = None if options.rebuild else wheels.get(todo.key)
-        if wheel is None:
-            wheel = wheels.put(
-                todo.key,
-                _compile(todo, options, root, work, log, progress),
-                {"version": todo.version, "tensorflow": todo.tensorflow},
-            )
-        else:
-            progress.note(f"Taking the wheel that was built before: {wheel}")
+        found = _obtain(todo, options, root, work, log, progress)
         with progress.step("Installing Horovod"):
-            steps.install(todo, wheel, work, log)
+            steps.install(todo, found, work, log)
+
+
+def _obtain(
+    todo: plan.Plan, options: Options, root: Path, work: Path, log: Path, progress: Progress
+) -> Path:
+    """The wheel in the cache, where the key is held."""
+    wheels = cache.WheelCache(root / "wheels")
+    found = None if options.rebuild else wheels.get(todo.key)
+    if found is not None:
+        progress.note(f"Taking the wheel that was built before: {found}")
+        return found
+    return wheels.put(
+        todo.key,
+        _compile(todo, options, root, work, log, progress),
+        {"version": todo.version, "tensorflow": todo.tensorflow},
+    )
 
 
 def _compile(
@@ -121,7 +153,7 @@ def _compile(
     env = commands.tool_environment(os.environ, None if tools is None else str(tools))
     with progress.step("Fetching Horovod's source"):
         sdist = steps.fetch_sdist(options.sdist, env, root, work, log)
-    source = steps.unpack(sdist, work)
+    source = steps.unpack(todo, sdist, work)
     progress.note(f"The compiler's output goes to {log}")
     with progress.step("Compiling Horovod (takes minutes)"):
         return steps.compile_wheel(source, {**env, **todo.environment}, work, log)

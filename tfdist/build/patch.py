@@ -1,4 +1,4 @@
-"""tfdist's patch of Horovod 0.28.1, as exact replacements of text. Pure but for `apply`.
+"""Changes of a source tree as exact replacements of text; Horovod's stand in `edits`. Pure but for `apply`.
 
 Written as data rather than as a diff: each change says why it is there, no `patch` program is
 needed, and a source in which a text is not found, or found twice, is refused instead of fuzzed.
@@ -40,58 +40,13 @@ class Edit:
         return text.replace(self.old, self.new)
 
 
-_PROCESS_SET = (
-    "  device_attr.ai_family = AF_UNSPEC;\n"
-    "  auto dev = CreateDevice(device_attr);\n"
-    "\n"
-    "  global_ctx = global_context.ctx;\n"
-)
-
-EDITS: tuple[Edit, ...] = (
-    Edit(
-        file="horovod/tensorflow/CMakeLists.txt",
-        old='list(APPEND TF_SOURCES "${PROJECT_SOURCE_DIR}/horovod/tensorflow/xla_mpi_ops.cc")\n',
-        new="",
-        why="leave out the XLA operations: they exist for GPUs only, and their includes no longer "
-        "compile since TensorFlow moved its XLA headers",
-    ),
-    Edit(
-        file="horovod/common/gloo/gloo_context.cc",
-        # The lines after it tell this place from two others, where the own name is right.
-        old="  device_attr.iface = gloo_iface_;\n" + _PROCESS_SET,
-        new="  device_attr.iface = global_context.gloo_iface_;\n" + _PROCESS_SET,
-        why="let a process set use the network interface that was asked for; its own is empty, so "
-        "Gloo resolves the host name, often to 127.0.1.1, and several hosts cannot connect",
-    ),
-    Edit(
-        file="horovod/common/common.h",
-        old="#include <memory>\n#include <string>\n#include <unordered_map>\n",
-        new="#include <memory>\n#include <stdexcept>\n#include <string>\n"
-        "#include <unordered_map>\n",
-        why="include what is used: gcc 13 and later no longer bring <stdexcept> along",
-    ),
-    Edit(
-        file="horovod/common/group_table.h",
-        old="#include <queue>\n#include <unordered_map>\n#include <vector>\n",
-        new="#include <queue>\n#include <string>\n#include <unordered_map>\n#include <vector>\n",
-        why="include what is used: gcc 13 and later no longer bring <string> along",
-    ),
-    Edit(
-        file="horovod/runner/js_run.py",
-        old="from distutils.spawn import find_executable\n",
-        new="from shutil import which as find_executable\n",
-        why="let horovodrun start on Python 3.12 and later, which have no distutils",
-    ),
-)
-
-
-def fingerprint(edits: Sequence[Edit] = EDITS) -> str:
+def fingerprint(edits: Sequence[Edit]) -> str:
     """A short hash of what the edits do; their explanations are left out of it."""
     text = json.dumps([astuple(edit)[:3] for edit in edits])
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def apply(root: Path, edits: Sequence[Edit] = EDITS) -> None:
+def apply(root: Path, edits: Sequence[Edit]) -> None:
     """Make `edits` to the unpacked source under `root`; nothing is written if one does not fit.
 
     Raises:

@@ -11,7 +11,9 @@ from packaging.requirements import Requirement
 from packaging.version import Version
 
 from tfdist.build import patch
+from tfdist.build.edits import EDITS
 from tfdist.build.errors import BuildError
+from tfdist.build.patch import Edit
 from tfdist.build.versions import HOROVOD, check_python, choose_tensorflow, local_version
 
 # Horovod's setup.py needs these next to it, because it is built without isolation: it must see the
@@ -80,6 +82,7 @@ class Plan:
         tools: requirements that pip has to bring for the compile; they are not installed for good.
         runtime: requirements of Horovod itself that are missing in the environment.
         missing_programs: programs that only a compile needs, and that are not there.
+        edits: the changes to make to Horovod's source.
     """
 
     tensorflow: tuple[str, str]
@@ -90,9 +93,16 @@ class Plan:
     tools: tuple[str, ...]
     runtime: tuple[str, ...]
     missing_programs: tuple[str, ...]
+    edits: tuple[Edit, ...] = EDITS
 
 
-def make_plan(machine: Machine, *, without_mpi: bool = False, jobs: int | None = None) -> Plan:
+def make_plan(
+    machine: Machine,
+    *,
+    without_mpi: bool = False,
+    jobs: int | None = None,
+    edits: tuple[Edit, ...] = EDITS,
+) -> Plan:
     """Decide what to build on `machine`.
 
     A missing program is not an error yet, for the wheel may be in the cache: see `check_programs`.
@@ -101,6 +111,7 @@ def make_plan(machine: Machine, *, without_mpi: bool = False, jobs: int | None =
         machine: the facts.
         without_mpi: build the Gloo controller alone even where `mpicc` is there.
         jobs: compiler processes at a time; default: a core each, as far as the memory reaches.
+        edits: the changes to make to Horovod's source.
 
     Raises:
         BuildError: no Linux, or Python or TensorFlow missing or out of the tested range.
@@ -128,7 +139,7 @@ def make_plan(machine: Machine, *, without_mpi: bool = False, jobs: int | None =
     key = _key(
         {
             "horovod": HOROVOD,
-            "patch": patch.fingerprint(),
+            "patch": patch.fingerprint(edits),
             "tensorflow": tensorflow,
             "abi": machine.abi,
             "platform": machine.platform,
@@ -158,6 +169,7 @@ def make_plan(machine: Machine, *, without_mpi: bool = False, jobs: int | None =
         tools=tools,
         runtime=_unmet(RUNTIME, machine.distributions),
         missing_programs=tuple(name for name, there in programs.items() if not there),
+        edits=edits,
     )
 
 

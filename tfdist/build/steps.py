@@ -62,7 +62,7 @@ def fetch_sdist(
     return kept
 
 
-def unpack(sdist: Path, work: Path) -> Path:
+def unpack(plan: Plan, sdist: Path, work: Path) -> Path:
     """Unpack and patch; the directory of the source."""
     with tarfile.open(sdist) as tar:
         # The file is the known one; the filter only keeps Python 3.12 and later from warning.
@@ -71,7 +71,7 @@ def unpack(sdist: Path, work: Path) -> Path:
         else:
             tar.extractall(work)
     source = work / f"horovod-{HOROVOD}"
-    patch.apply(source)
+    patch.apply(source, plan.edits)
     return source
 
 

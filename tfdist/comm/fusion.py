@@ -6,17 +6,37 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
+ALIGNMENT = 64  # bytes; only tensors that start at a multiple of it can share memory in TensorFlow
+
 
 def pack(tensors: Sequence[tf.Tensor]) -> tf.Tensor:
-    """Joins tensors of one element type into a vector, in order. One tensor is only reshaped, not copied."""
-    flat = [tf.reshape(t, [-1]) for t in tensors]
-    return flat[0] if len(flat) == 1 else tf.concat(flat, axis=0)
+    """Joins tensors of one element type and static shapes into a vector, in order, each at a multiple of 64 bytes.
+
+    One tensor is only reshaped, not copied.
+    """
+    if len(tensors) == 1:
+        return tf.reshape(tensors[0], [-1])
+    parts = []
+    for tensor in tensors:
+        parts.append(tf.reshape(tensor, [-1]))
+        if gap := _gap(tensor.shape.num_elements(), tensor.dtype):
+            parts.append(tf.zeros([gap], tensor.dtype))
+    return tf.concat(parts, axis=0)
 
 
 def unpack(flat: tf.Tensor, shapes: Sequence[Sequence[int]]) -> list[tf.Tensor]:
-    """The tensors of static `shapes` that `pack` joined."""
+    """The tensors of static `shapes` that `pack` joined. Only those with a gap after them are copied."""
     shapes = [tuple(s) for s in shapes]
     if len(shapes) == 1:
         return [tf.reshape(flat, shapes[0])]
     sizes = [int(tf.TensorShape(s).num_elements()) for s in shapes]
-    return [tf.reshape(part, s) for part, s in zip(tf.split(flat, sizes), shapes, strict=True)]
+    gaps = [_gap(size, flat.dtype) for size in sizes]
+    # All parts must begin and end at the boundary, or TensorFlow's split copies every one of them.
+    parts = tf.split(flat, [size + gap for size, gap in zip(sizes, gaps, strict=True)])
+    exact = (part[:size] if gap else part for part, size, gap in zip(parts, sizes, gaps, strict=True))
+    return [tf.reshape(part, shape) for part, shape in zip(exact, shapes, strict=True)]
+
+
+def _gap(size: int, dtype: tf.DType) -> int:
+    """Elements between a tensor of `size` elements and the next."""
+    return -size % (ALIGNMENT // dtype.size)

@@ -25,7 +25,9 @@ if TYPE_CHECKING:
 # Set before Horovod starts, where the user has not set them.
 DEFAULTS = {
     "HOROVOD_FUSION_THRESHOLD": "0",  # tfdist packs; packing twice copies twice
-    "HOROVOD_CYCLE_TIME": "0.3",  # ms between looks for new tensors; each costs some 70 us of CPU time
+    # With tfdist's build Horovod starts when a tensor comes; ms between its looks for other ranks' while none does.
+    "HOROVOD_IDLE_CYCLE_TIME": "50",
+    "HOROVOD_CYCLE_TIME": "0.3",  # ms between looks in any other build; each costs some 70 us of CPU time
     # tfdist.comm.watch names missing ranks long before; these end a user's own tf.function, which it cannot see.
     "HOROVOD_STALL_CHECK_TIME_SECONDS": "120",
     "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS": "900",
@@ -49,6 +51,8 @@ def connect(world: World) -> HorovodCollective:
     Raises:
       RuntimeError: Horovod is not built for this TensorFlow, or the ranks cannot reach each other.
     """
+    if "HOROVOD_CYCLE_TIME" in os.environ:
+        os.environ.setdefault("HOROVOD_IDLE_CYCLE_TIME", "0")  # whoever sets a cycle means it
     for key, value in DEFAULTS.items():
         os.environ.setdefault(key, value)
     where = f"rank {world.rank} of {world.size} on {world.host}"

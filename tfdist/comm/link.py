@@ -2,12 +2,12 @@
 
 A step's communication costs, for buckets b of S_b bytes on a link with latency L and bandwidth B:
 
-    sum over b of (L + S_b / B)  +  sum over b with several rows of 2 S_b / C
+    sum over b of (L + S_b / B)  +  sum over b with several rows of S_b / C
 
-C being the speed of copying: a bucket of several rows is packed and unpacked, a row that travels alone is not. So
-small rows are better together (one L instead of many) and rows larger than about L C / 2 are better alone. Given the
-length of the backward pass, a bucket starts when its last gradient is there (taken as proportional to bytes), and
-only what goes on after the backward pass counts.
+C being the speed of copying: a bucket of several rows is packed, a row that travels alone is not, and nothing is
+copied when a bucket is taken apart. So small rows are better together (one L instead of many) and rows larger than
+about L C are better alone. Given the length of the backward pass, a bucket starts when its last gradient is there
+(taken as proportional to bytes), and only what goes on after the backward pass counts.
 
 The formula leaves out that on a rank with one core the ring itself needs that core: without `backward_seconds` no
 overlap is assumed, which is the right side to err on there.
@@ -37,7 +37,7 @@ class Link:
     Attributes:
       latency_s: seconds of an all-reduce of 4 kB.
       bandwidth_Bps: bytes of a tensor that are all-reduced per second, latency taken off.
-      copy_Bps: bytes that packing or unpacking copies per second.
+      copy_Bps: bytes that packing copies per second.
     """
 
     latency_s: float
@@ -79,7 +79,7 @@ def step_cost(buckets: Sequence[Bucket], link: Link, backward_seconds: float | N
         ready = backward * sent / total
         ends = max(ready, ends) + link.latency_s + bucket.nbytes / link.bandwidth_Bps
         if len(bucket.rows) > 1:
-            copying += 2 * bucket.nbytes / link.copy_Bps
+            copying += bucket.nbytes / link.copy_Bps
     return max(ends - backward, 0.0) + copying
 
 

@@ -25,7 +25,7 @@ class Traffic:
       buckets: their rows count in `dense`.
       dense: names of the gradients that travel in buckets.
       dense_bytes: of those gradients, before compression.
-      wire_bytes: of the buckets as a rank hands them to the ring.
+      wire_bytes: of the buckets as a rank hands them to the ring, with facts and gaps (see `fusion`).
       sparse: names of the gradients of which only rows travel, see `GradientReducer.sparse_bytes`.
       absent: names of the variables without a gradient.
     """
