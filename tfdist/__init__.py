@@ -10,6 +10,9 @@ __version__ = "0.1.0"
 
 _HOMES = {
     "RingAllReduceStrategy": "tfdist.strategies.ring",
+    "ParameterServerStrategy": "tfdist.strategies.parameter_server",
+    "LocalCluster": "tfdist.launch.local_cluster",
+    "serve": "tfdist.ps.task",
     "LinearScaling": "tfdist.callbacks",
     "RunReport": "tfdist.callbacks",
     "spawn": "tfdist.launch.spawn",

@@ -26,6 +26,8 @@ NAMES: dict[str, tuple[str, ...]] = {
     "keras.src.losses.loss": ("apply_mask", "squeeze_or_expand_to_same_rank"),
     "keras.src.trainers.compile_utils": ("CompileLoss", "CompileMetrics"),
     "keras.src.saving.serialization_lib": ("SerializableDict",),
+    # A variable made inside a graph, for the task that will run it.
+    "tensorflow.python.ops.resource_variable_ops": ("BaseResourceVariable",),
     # Whether a global seed was set: tf.random offers a setter only.
     "tensorflow.python.eager.context": ("global_seed",),
 }
@@ -44,6 +46,7 @@ METHODS: dict[str, tuple[str, ...]] = {
         "_all_reduce_sum_gradients",
         "_filter_empty_gradients",
         "_get_current_learning_rate",
+        "_use_weight_decay",
     ),
     "keras.optimizers.LossScaleOptimizer": ("check_finite", "scale_loss"),
     "tensorflow.distribute.StrategyExtended": (
@@ -182,3 +185,29 @@ def global_seed() -> int | None:
 def layers_of(model: Any) -> list[Any]:
     """Every layer inside a model, nested ones too."""
     return list(model._flatten_layers())
+
+
+def local_variable(name: str, value: Any) -> tuple[Any, Any]:
+    """In a graph: a variable in the memory of whatever task runs it, and the operation that fills it with `value`.
+
+    `tf.Variable` cannot be made inside a function that is to run on another task than this.
+    """
+    variables = importlib.import_module("tensorflow.python.ops.resource_variable_ops")
+    tf = importlib.import_module("tensorflow")
+    handle = tf.raw_ops.VarHandleOp(dtype=value.dtype, shape=value.shape, shared_name=name, container="")
+    variable = variables.BaseResourceVariable(
+        trainable=True,
+        shape=value.shape,
+        dtype=value.dtype,
+        handle=handle,
+        handle_name=name,
+        unique_id=f"{name}.{id(handle)}",
+        in_graph_mode=True,
+        name=name,
+    )
+    return variable, tf.raw_ops.AssignVariableOp(resource=handle, value=value)
+
+
+def decays(optimizer: Any, variable: Any) -> bool:
+    """Whether an optimizer's weight decay counts for a variable."""
+    return bool(optimizer._use_weight_decay(variable))

@@ -23,6 +23,8 @@ PURE = [
     "tfdist.doctor.findings",
     "tfdist.doctor.probe",
     "tfdist.launch.plan",
+    "tfdist.ps.layout",
+    "tfdist.tf_config",
 ]
 HEAVY = ("tensorflow", "horovod", "keras")
 

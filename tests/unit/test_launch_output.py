@@ -13,7 +13,7 @@ class Screen:
     """Feeds a Merger and keeps what it wrote."""
 
     def __init__(self, ranks=3):
-        self.merger = Merger(ranks)
+        self.merger = Merger([str(rank) for rank in range(ranks)])
         self.text = ""
 
     def feed(self, rank, data, now=0.0, stream="out"):

@@ -8,6 +8,7 @@ from click.testing import CliRunner
 
 from tfdist.cli.run import run
 from tfdist.launch.installed import problem
+from tfdist.launch.place import Place
 from tfdist.launch.plan import (
     Job,
     Program,
@@ -66,8 +67,8 @@ class TestPlan:
         assert tuple(words[4:]) == process.argv
 
     def test_program(self):
-        expected = ["py", "-m", "tfdist.launch.program", "script", "train.py"]
-        assert program_argv("py", ["script", "train.py"]) == expected
+        expected = ["py", "-m", "tfdist.launch.program", "1", "script", "train.py"]
+        assert program_argv("py", Place(1), ["script", "train.py"]) == expected
 
     @pytest.mark.parametrize(
         ("change", "words"),
@@ -120,10 +121,10 @@ class TestRank:
         assert rank_env({}, 1, None) == {"TF_CPP_MIN_LOG_LEVEL": "2"}
 
     def test_more_ranks_than_cores_is_one_line(self):
-        assert core_warning(Job(SCRIPT, 2), 2) is None
-        text = core_warning(Job(SCRIPT, 3), 2)
+        assert core_warning(Job(SCRIPT, 2).places, None, 2) is None
+        text = core_warning(Job(SCRIPT, 3).places, None, 2)
         assert text == "3 ranks share 2 cores: they will slow each other."
-        text = core_warning(Job(SCRIPT, 2, cores_per_rank=2), 2)
+        text = core_warning(Job(SCRIPT, 2).places, 2, 2)
         assert text == "2 ranks x 2 cores share 2 cores: they will slow each other."
 
 

@@ -9,62 +9,105 @@ import click
 
 from tfdist.launch.installed import controller_problem
 from tfdist.launch.plan import CONTROLLERS, Job, Program
+from tfdist.launch.ports import cluster_on_free_ports
 from tfdist.launch.run import dry_run as describe
 from tfdist.launch.run import run as run_job
+from tfdist.launch.task_plan import TaskJob
 
 
 @click.command(
     context_settings={"allow_interspersed_args": False, "help_option_names": ["-h", "--help"]}
 )
+@click.option("-np", "--ranks", type=click.IntRange(min=1), help="Number of ranks.")
 @click.option(
-    "-np", "--ranks", required=True, type=click.IntRange(min=1), help="Number of processes."
+    "--workers",
+    type=click.IntRange(min=1),
+    help="Instead of -np: number of workers of a parameter-server job; it has a chief besides.",
+)
+@click.option(
+    "--ps",
+    type=click.IntRange(min=1),
+    help="With --workers: number of parameter servers.  [default: 1]",
 )
 @click.option(
     "--controller",
     type=click.Choice(CONTROLLERS),
-    default="gloo",
-    show_default=True,
-    help="How the ranks find each other and exchange data.",
+    help="With -np: how the ranks find each other and exchange data.  [default: gloo]",
 )
 @click.option(
     "--cores-per-rank",
     type=click.IntRange(min=1),
-    help="Bind each rank to cores of its own, and set its thread counts.",
+    help="Bind each process (rank or task) to cores of its own, and set its thread counts. With "
+    "--workers it counts for chief, ps and workers alike.",
 )
 @click.option("-m", "--module", is_flag=True, help="PROGRAM is a module, as in `python -m`.")
 @click.option("--dry-run", is_flag=True, help="Print the command and environment, start nothing.")
 @click.argument("program")
 @click.argument("args", nargs=-1, type=click.UNPROCESSED)
 def run(
-    ranks: int,
-    controller: str,
+    ranks: int | None,
+    workers: int | None,
+    ps: int | None,
+    controller: str | None,
     cores_per_rank: int | None,
     module: bool,
     dry_run: bool,
     program: str,
     args: tuple[str, ...],
 ) -> None:
-    """Run PROGRAM with its ARGS on several ranks of this machine.
+    """Run PROGRAM with its ARGS in several processes of this machine.
 
-    Rank 0 prints as usual, the lines of the others carry their rank. When a rank fails the rest is
-    ended, its traceback is shown last, and its exit code is that of this command. Options for this
+    With -np these are the ranks of a ring. With --workers they are the tasks of a parameter-server
+    job: a chief, --ps parameter servers and the workers, each with its own TF_CONFIG.
+
+    Rank 0 or the chief prints as usual, the lines of the others carry their rank or task. When one
+    fails the rest is ended, its traceback is shown last, and its exit code is that of this command.
+    When the chief ends well the other tasks have 10 seconds to end as well. Options for this
     command stand before PROGRAM.
 
     \b
     tfdist run -np 2 train.py --epochs 3
     tfdist run -np 4 --cores-per-rank 1 -m mypackage.train
+    tfdist run --ps 1 --workers 2 train.py --epochs 3
     """
+    check_choice(ranks, workers, ps, controller)
     if not module and not Path(program).exists():
         raise click.BadParameter(
             f"there is no file {program!r}; to run a module write -m {program}.",
             param_hint="PROGRAM",
         )
-    job = Job(
-        Program("module" if module else "script", program, args), ranks, controller, cores_per_rank
-    )
+    what = Program("module" if module else "script", program, args)
+    job: Job | TaskJob
+    if workers is not None:
+        job = TaskJob(what, cluster_on_free_ports(ps or 1, workers), cores_per_rank)
+    else:
+        job = Job(what, ranks or 1, controller or "gloo", cores_per_rank)
     if dry_run:
         click.echo(describe(job))
         return
-    if ranks > 1 and (problem := controller_problem(controller)):
+    if isinstance(job, Job) and job.ranks > 1 and (problem := controller_problem(job.controller)):
         raise click.ClickException(problem)
     sys.exit(run_job(job))
+
+
+def check_choice(
+    ranks: int | None, workers: int | None, ps: int | None, controller: str | None
+) -> None:
+    """UsageError unless the options choose one kind of job, ranks or tasks, and no more."""
+    if ranks is not None and (workers is not None or ps is not None):
+        other = "--workers" if workers is not None else "--ps"
+        raise click.UsageError(
+            f"-np and {other} exclude each other: -np starts the ranks of a ring, --workers (with "
+            "--ps) the tasks of a parameter-server job."
+        )
+    if ranks is None and workers is None:
+        if ps is not None:
+            raise click.UsageError("--ps needs --workers, the number of workers beside the ps.")
+        raise click.UsageError(
+            "Missing option '-np' (ranks of a ring) or '--workers' (workers of a parameter-server "
+            "job)."
+        )
+    if workers is not None and controller is not None:
+        raise click.UsageError(
+            "--controller is for ranks (-np): a parameter-server job exchanges data by gRPC."
+        )

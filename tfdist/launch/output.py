@@ -7,6 +7,9 @@ of the other ranks carry their rank; a line that its rank redraws keeps its last
     rank 1 writes  "load\\n"                 ->  [1] load
     rank 1 writes  "10 %\\r20 %\\r30 %\\n"     ->  [1] 30 %
 
+In a parameter-server job the chief is what rank 0 is here, and the others carry their task:
+`[worker/1] load`.
+
 A rank's line never lands inside one of rank 0's: it waits until that is complete, but no longer
 than `HOLD_SECONDS`, after which rank 0's line is broken (a progress bar is never complete).
 """
@@ -16,7 +19,7 @@ from __future__ import annotations
 import codecs
 import re
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 HOLD_SECONDS = 0.2
 TAIL_LINES = 200
@@ -71,12 +74,14 @@ class Lines:
 
 
 class Merger:
-    """The state of one merged output.
+    """The state of one merged output of ranks or tasks, which `labels` names in their order.
 
     `feed` and `tick` return what to write now as pairs (stream, text), stream "out" or "err".
     """
 
-    def __init__(self, ranks: int):
+    def __init__(self, labels: Sequence[str]):
+        self._labels = labels
+        ranks = len(labels)
         self._lines = {(rank, name): Lines() for rank in range(ranks) for name in ("out", "err")}
         self._raw = {name: _decoder() for name in ("out", "err")}
         self._mid_line = False
@@ -124,7 +129,8 @@ class Merger:
     def _hold(
         self, rank: int, stream: str, lines: Iterable[str], now: float
     ) -> list[tuple[str, str]]:
-        new = [(stream, f"[{rank}] {line}\n") for line in lines if not START_UP_NOISE.match(line)]
+        start = f"[{self._labels[rank]}] "
+        new = [(stream, f"{start}{line}\n") for line in lines if not START_UP_NOISE.match(line)]
         if new and not self._held:
             self._held_since = now
         self._held += new

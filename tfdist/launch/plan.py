@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from tfdist.cluster import LAUNCHERS
+from tfdist.launch.place import Place
 from tfdist.launch.rundir import MARK
 
 CONTROLLERS = ("gloo", "mpi")
@@ -19,7 +20,7 @@ MIN_INTER_OP_THREADS = 2
 
 @dataclass(frozen=True)
 class Program:
-    """What every rank runs.
+    """What every process of the job runs.
 
     Attributes:
         kind: "script" (target is a path), "module" (a dotted name) or "call" (the path of a
@@ -41,7 +42,7 @@ class Program:
 
 @dataclass(frozen=True)
 class Job:
-    """One run as the user asked for it.
+    """One run of ranks as the user asked for it; task_plan.py has that of a cluster's tasks.
 
     Raises:
         ValueError: a number out of range or an unknown controller.
@@ -58,8 +59,18 @@ class Job:
         if self.controller not in CONTROLLERS:
             known = ", ".join(CONTROLLERS)
             raise ValueError(f"unknown controller {self.controller!r}, expected one of: {known}.")
-        if self.cores_per_rank is not None and self.cores_per_rank < 1:
-            raise ValueError(f"cores per rank is {self.cores_per_rank}, expected 1 or more.")
+        check_cores(self.cores_per_rank)
+
+    @property
+    def places(self) -> tuple[Place, ...]:
+        """The ranks."""
+        return tuple(Place(rank) for rank in range(self.ranks))
+
+
+def check_cores(cores_per_rank: int | None) -> None:
+    """ValueError unless it is None, or 1 or more."""
+    if cores_per_rank is not None and cores_per_rank < 1:
+        raise ValueError(f"cores per rank is {cores_per_rank}, expected 1 or more.")
 
 
 @dataclass(frozen=True)
@@ -103,18 +114,9 @@ def plan(
         package_root: directory that holds the package `tfdist`, put on the ranks' PYTHONPATH; None
             where it is installed and found anyway.
     """
-    rank = [python, "-m", "tfdist.launch.rank"]
-    if job.cores_per_rank is not None:
-        rank += ["--cores-per-rank", str(job.cores_per_rank)]
-    rank += [run_dir, job.program.kind, job.program.target, *job.program.args]
-    env = {MARK: run_dir}
-    if package_root is not None:
-        known = [entry for entry in inherited.get("PYTHONPATH", "").split(":") if entry]
-        if package_root not in known:
-            env["PYTHONPATH"] = ":".join([*known, package_root])
-    # A run started from inside another's rank must not take that rank's place for its own.
-    place = {name for launcher in LAUNCHERS for name in launcher.names}
-    unset = frozenset(place & set(inherited))
+    arguments = rank_arguments(run_dir, job.program, job.cores_per_rank)
+    rank = [python, "-m", "tfdist.launch.rank", *arguments]
+    env, unset = env_of_run(run_dir, inherited, package_root)
     if job.ranks == 1:
         return Process(tuple(rank), env, unset)
     ring = [python, "-m", "tfdist.launch.horovodrun", f"--{job.controller}"]
@@ -122,9 +124,29 @@ def plan(
     return Process((*ring, *rank), env, unset)
 
 
-def program_argv(python: str, program: Sequence[str]) -> list[str]:
+def rank_arguments(run_dir: str, program: Program, cores_per_rank: int | None) -> list[str]:
+    """The arguments of rank.py that all processes of the job have in common."""
+    cores = [] if cores_per_rank is None else ["--cores-per-rank", str(cores_per_rank)]
+    return [*cores, run_dir, program.kind, program.target, *program.args]
+
+
+def env_of_run(
+    run_dir: str, inherited: Mapping[str, str], package_root: str | None
+) -> tuple[dict[str, str], frozenset[str]]:
+    """What all processes of a run have in their environment, and what none of them has."""
+    env = {MARK: run_dir}
+    if package_root is not None:
+        known = [entry for entry in inherited.get("PYTHONPATH", "").split(":") if entry]
+        if package_root not in known:
+            env["PYTHONPATH"] = ":".join([*known, package_root])
+    # A run started from inside another's rank must not take that rank's place for its own.
+    place = {name for launcher in LAUNCHERS for name in launcher.names}
+    return env, frozenset(place & set(inherited))
+
+
+def program_argv(python: str, place: Place, program: Sequence[str]) -> list[str]:
     """The command line of the program's own process, below rank.py."""
-    return [python, "-m", "tfdist.launch.program", *program]
+    return [python, "-m", "tfdist.launch.program", place.written(), *program]
 
 
 def rank_cores(available: Sequence[int], local_rank: int, cores_per_rank: int) -> list[int]:
@@ -140,7 +162,10 @@ def rank_cores(available: Sequence[int], local_rank: int, cores_per_rank: int) -
 
 
 def rank_env(inherited: Mapping[str, str], rank: int, cores_per_rank: int | None) -> dict[str, str]:
-    """Environment of the program of `rank`. What the user has set is left as it is."""
+    """Environment of the program of `rank`, or of the task with that number among the places.
+
+    What the user has set is left as it is.
+    """
     env = dict(inherited)
     if rank > 0:
         env.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # start-up notes: once is enough
@@ -152,14 +177,14 @@ def rank_env(inherited: Mapping[str, str], rank: int, cores_per_rank: int | None
     return env
 
 
-def core_warning(job: Job, cores: int) -> str | None:
-    """One line where the ranks want more cores than there are, else None."""
-    wanted = job.ranks * (job.cores_per_rank or 1)
-    if wanted <= cores:
+def core_warning(places: Sequence[Place], cores_per_rank: int | None, cores: int) -> str | None:
+    """One line where the processes want more cores than there are, else None."""
+    if len(places) * (cores_per_rank or 1) <= cores:
         return None
-    each = f" x {job.cores_per_rank} cores" if job.cores_per_rank else ""
+    kind = "tasks" if places[0].task else "ranks"
+    each = f" x {cores_per_rank} cores" if cores_per_rank else ""
     have = f"{cores} core{'s' * (cores != 1)}"
-    return f"{job.ranks} ranks{each} share {have}: they will slow each other."
+    return f"{len(places)} {kind}{each} share {have}: they will slow each other."
 
 
 def find_package_root(package_file: str) -> str | None:

@@ -1,4 +1,4 @@
-"""The process that is one rank's program: `python -m tfdist.launch.program KIND TARGET ARGS...`.
+"""A rank's or task's program: `python -m tfdist.launch.program PLACE KIND TARGET ARGS...`.
 
 Runs the user's script or module as `__main__`, as `python` itself would, or a pickled function. An
 exception is recorded the moment it reaches the top, before Horovod's shutdown at exit makes the
@@ -10,6 +10,7 @@ from __future__ import annotations
 import io
 import os
 import runpy
+import socket
 import sys
 import time
 import traceback
@@ -17,7 +18,7 @@ from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from types import ModuleType, TracebackType
 
-from tfdist.cluster import World
+from tfdist.launch.place import Place
 from tfdist.launch.processes import die_with_parent
 from tfdist.launch.rundir import MARK, Failure, RunDir
 
@@ -64,19 +65,20 @@ def own_frames_cut(trace: TracebackType | None) -> TracebackType | None:
     return cut or trace
 
 
-def record(run_dir: RunDir, world: World, error: BaseException, code: int) -> None:
+def record(run_dir: RunDir, place: Place, error: BaseException, code: int) -> None:
     """Store how the program failed, for the supervisor to show."""
     trace = own_frames_cut(error.__traceback__)
     run_dir.write_failure(
         Failure(
-            rank=world.rank,
-            host=world.host,
+            rank=place.number,
+            host=socket.gethostname(),
             pid=os.getpid(),
             code=code,
             at=time.time(),
             kind=tuple(c.__name__ for c in type(error).__mro__ if c is not object),
             message=str(error),
             traceback="".join(traceback.format_exception(type(error), error, trace)),
+            task=place.task,
         )
     )
 
@@ -96,9 +98,9 @@ def show_interrupt(kind: type, error: BaseException, trace: TracebackType | None
 def main() -> None:
     """Run the program that the command line names, and record how it fails."""
     die_with_parent()
-    kind, target, *args = sys.argv[1:]
+    word, kind, target, *args = sys.argv[1:]
+    place = Place.parse(word)
     run_dir = RunDir(os.environ[MARK])
-    world = World.from_env()
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             # Whole lines: Horovod's launcher asks for unbuffered output, whose pieces would mix.
@@ -107,13 +109,13 @@ def main() -> None:
         RUN[kind](target, args)
     except SystemExit as error:
         if code := exit_code(error):
-            record(run_dir, world, error, code)
+            record(run_dir, place, error, code)
         raise
     except KeyboardInterrupt:
-        sys.excepthook = show_interrupt if world.is_chief else lambda *error: None
+        sys.excepthook = show_interrupt if place.number == 0 else lambda *error: None
         raise
     except BaseException as error:
-        record(run_dir, world, error, 1)
+        record(run_dir, place, error, 1)
         if sys.excepthook is not sys.__excepthook__:  # the user's own, a tracker's for example
             sys.excepthook(type(error), error, own_frames_cut(error.__traceback__))
         sys.exit(1)

@@ -1,9 +1,9 @@
 """The process that starts and watches one rank's program: `python -m tfdist.launch.rank DIR ...`.
 
-Horovod's launcher starts it once per rank. It connects its output to the run's directory, binds
-cores, runs the program in a child of its own process group and reports how that ended. Signals to
-stop are passed on; what has not ended `STOP_SECONDS` later is killed. Where the supervisor
-disappears, the program is killed too.
+Horovod's launcher starts it once per rank, tasks.py once per task. It connects its output to the
+run's directory, binds cores, runs the program in a child of its own process group and reports how
+that ended. Signals to stop are passed on; what has not ended `STOP_SECONDS` later is killed. Where
+the supervisor disappears, the program is killed too.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import time
 from types import FrameType
 
 from tfdist.cluster import World
+from tfdist.launch.place import Place
 from tfdist.launch.plan import program_argv, rank_cores, rank_env
 from tfdist.launch.processes import die_with_parent, signal_group
 from tfdist.launch.rundir import Failure, RunDir
@@ -29,8 +30,8 @@ STOP_SECONDS = 4.0  # below the 5 s after which Horovod's launcher kills what it
 class Rank:
     """One rank's program, from its start to the report of its end."""
 
-    def __init__(self, world: World, run_dir: RunDir, argv: list[str], env: dict[str, str]):
-        self.world = world
+    def __init__(self, place: Place, run_dir: RunDir, argv: list[str], env: dict[str, str]):
+        self.place = place
         self.run_dir = run_dir
         self.told = False
         self.child = subprocess.Popen(argv, env=env, start_new_session=True)
@@ -52,11 +53,7 @@ class Rank:
 
     def kill_when_alone(self) -> None:
         """Wait (in a thread) for the end of the supervisor, then end everything here."""
-        try:
-            with open(self.run_dir.alive, "rb") as alive:
-                alive.read(1)  # nobody ever writes: returns at end-of-file only
-        except FileNotFoundError:
-            pass
+        self.run_dir.wait_alone()
         signal_group(self.child.pid, signal.SIGKILL)
         self.run_dir.remove()  # nobody else will
         os._exit(128 + signal.SIGTERM)
@@ -68,17 +65,18 @@ class Rank:
         code = status if status >= 0 else 128 - status
         if self.told:
             signal_group(self.child.pid, signal.SIGKILL)  # worker processes that ignored the signal
-        rank = self.world.rank
+        rank = self.place.number
         if code and self.run_dir.read_failure(rank) is None:
             self.run_dir.write_failure(
                 Failure(
                     rank=rank,
-                    host=self.world.host,
+                    host=socket.gethostname(),
                     pid=self.child.pid,
                     code=code,
                     at=at,
                     signal=max(0, -status),
                     told=self.told,
+                    task=self.place.task,
                 )
             )
         if not self.run_dir.report("end", rank, code=code):
@@ -97,6 +95,7 @@ def connect_output(run_dir: RunDir, rank: int) -> None:
 def main() -> None:
     """Set the stage for one rank's program, run it, and leave with its exit code."""
     parser = argparse.ArgumentParser(prog="python -m tfdist.launch.rank")
+    parser.add_argument("--place", type=Place.parse, help="of a task; a rank asks its launcher")
     parser.add_argument("--cores-per-rank", type=int, default=None)
     parser.add_argument("run_dir")
     parser.add_argument("program", nargs=argparse.REMAINDER)
@@ -104,18 +103,22 @@ def main() -> None:
 
     die_with_parent()
     run_dir = RunDir(options.run_dir)
-    world = World.from_env()
-    connect_output(run_dir, world.rank)
+    if options.place is not None:
+        place, local_rank = options.place, options.place.number  # all tasks are on this host
+    else:
+        world = World.from_env()
+        place, local_rank = Place(world.rank), world.local_rank
+    connect_output(run_dir, place.number)
     if options.cores_per_rank is not None and hasattr(os, "sched_setaffinity"):
         mine = sorted(os.sched_getaffinity(0))
-        os.sched_setaffinity(0, rank_cores(mine, world.local_rank, options.cores_per_rank))
-    env = rank_env(os.environ, world.rank, options.cores_per_rank)
-    rank = Rank(world, run_dir, program_argv(sys.executable, options.program), env)
+        os.sched_setaffinity(0, rank_cores(mine, local_rank, options.cores_per_rank))
+    env = rank_env(os.environ, place.number, options.cores_per_rank)
+    rank = Rank(place, run_dir, program_argv(sys.executable, place, options.program), env)
     signal.signal(signal.SIGALRM, rank.kill)
     signal.signal(signal.SIGTERM, rank.stop)
     signal.signal(signal.SIGINT, rank.stop)
     threading.Thread(target=rank.kill_when_alone, daemon=True).start()
-    run_dir.report("start", world.rank, pid=os.getpid(), host=socket.gethostname())
+    run_dir.report("start", place.number, pid=os.getpid(), host=socket.gethostname())
     sys.exit(rank.wait())
 
 

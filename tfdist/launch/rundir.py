@@ -5,6 +5,8 @@
     out-0 err-0  where rank 0 writes: a named pipe, or a link to a pseudo-terminal
     failure-0    JSON: the exception that ended rank 0's program, with its traceback
 
+In a parameter-server job the tasks take the place of the ranks, by their numbers (place.py).
+
 Named pipes rather than the launcher's own pipes: Horovod's launcher and mpirun each prefix, split
 and buffer output in their own way, and both would hide a terminal from the progress bar.
 """
@@ -20,6 +22,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from tfdist.launch.place import Place
+
 # Every process of a run carries this variable, so that none is missed when a run is cleaned up,
 # whoever its parent is by then.
 MARK = "TFDIST_RUN_DIR"
@@ -32,6 +36,7 @@ class Failure:
     `at` is in seconds since the epoch. `kind` is the exception's class with its bases, most
     derived first; empty where the program ended without a Python exception. `signal` is the number
     of the signal that ended it, 0 for none. `told` means that the rank had been told to stop.
+    `rank` is the number of the place, and `task` its task, empty for a rank.
     """
 
     rank: int
@@ -44,6 +49,12 @@ class Failure:
     traceback: str = ""
     signal: int = 0
     told: bool = False
+    task: str = ""
+
+    @property
+    def who(self) -> str:
+        """What messages call the rank or task."""
+        return Place(self.rank, self.task).who
 
 
 class RunDir:
@@ -68,6 +79,17 @@ class RunDir:
     def stream(self, rank: int, name: str) -> Path:
         """Where `rank` writes its output; `name` is "out" or "err"."""
         return self.path / f"{name}-{rank}"
+
+    def wait_alone(self) -> None:
+        """Return when the supervisor is gone: it holds `alive` open, and nobody writes there."""
+        try:
+            # Opening it otherwise would wait for a supervisor that has gone already.
+            alive = os.open(self.alive, os.O_RDONLY | os.O_NONBLOCK)
+        except FileNotFoundError:
+            return
+        os.set_blocking(alive, True)
+        os.read(alive, 1)
+        os.close(alive)
 
     def report(self, event: str, rank: int, **facts: Any) -> bool:
         """Send one short event to the supervisor; False where it is gone."""

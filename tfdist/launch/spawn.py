@@ -17,9 +17,10 @@ import tfdist.launch
 from tfdist.cluster import World
 from tfdist.launch import verdict
 from tfdist.launch.installed import controller_problem
+from tfdist.launch.outcome import Outcome
 from tfdist.launch.plan import Job, Program, find_package_root, plan
 from tfdist.launch.rundir import MARK, RunDir
-from tfdist.launch.supervise import Outcome, Supervisor
+from tfdist.launch.supervise import Supervisor
 
 STACKS_BEFORE_DEADLINE = 2.0
 
@@ -112,7 +113,7 @@ def run_call(
         inherited = {**os.environ, **env}
         root = find_package_root(tfdist.launch.__file__.rpartition("launch")[0] + "cluster.py")
         process = plan(job, str(run_dir.path), sys.executable, inherited, root)
-        outcome = Supervisor(run_dir, ranks, show, deadline).run(process, inherited)
+        outcome = Supervisor(run_dir, job.places, show, deadline).run(process, inherited)
         results = {}
         for rank in range(ranks):
             file = run_dir.path / f"result-{rank}"

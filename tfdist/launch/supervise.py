@@ -1,93 +1,65 @@
-"""Watches the ranks of one run from outside, until none is left.
+"""Watches the ranks (or tasks) of one run from outside, until none is left.
 
 One loop over named pipes: it prints what the ranks print, hears how they start and end, and stops
-all of them when one fails, when it is interrupted or when the deadline passes. Times, in seconds:
-
-    first failure   0 ... others may end by themselves ... 1 ... SIGTERM ... 5 ... SIGKILL
-    afterwards      whatever still carries the run's mark is killed, at 8 at the latest
+all of them when one fails, when it is interrupted or when the deadline passes; ending.py says when.
+Whatever still carries the run's mark at the end is killed.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import os
 import selectors
 import signal
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
 
 from tfdist.launch import processes, verdict
+from tfdist.launch.ending import Ending
+from tfdist.launch.outcome import Outcome
 from tfdist.launch.output import TAIL_LINES, Lines, Merger
+from tfdist.launch.place import Place
 from tfdist.launch.plan import Process
 from tfdist.launch.rundir import MARK, Failure, RunDir
 from tfdist.launch.terminal import Terminal
 
-NATURAL_END_SECONDS = 1.0
-KILL_SECONDS = 8.0
 LEAK_SECONDS = 2.0  # what helper processes (resource trackers) need to notice that they are alone
 
 Sink = Callable[[str, str], None]
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """How a run ended.
-
-    Attributes:
-        code: exit code of the culprit; 128 + signal when interrupted; 0 when all went well.
-        failures: one per rank that failed.
-        culprit: the failure to blame, None if there is none.
-        launcher: what Horovod's launcher itself printed.
-        unfinished: ranks that had not ended at the deadline; empty if it was kept.
-        leaked: processes that outlived a run that went well, and were killed.
-        tails: last lines on stderr by rank.
-        interrupted: the signal that ended the run, 0 for none.
-    """
-
-    code: int
-    failures: tuple[Failure, ...]
-    culprit: Failure | None
-    launcher: str
-    unfinished: tuple[int, ...]
-    leaked: tuple[str, ...]
-    tails: Mapping[int, str]
-    interrupted: int
 
 
 class Supervisor:
     """One run. `interrupt` may be called from a signal handler; `run` does everything else.
 
     Args:
-        run_dir: made by the caller, with the pipes of `ranks` ranks.
+        run_dir: made by the caller, with the pipes of all `places`.
+        places: the job's ranks or tasks.
         sink: called with ("out" | "err", text) for everything that is to be shown.
         deadline: seconds after which all ranks are ended, None for never.
         terminal: takes the place of some of rank 0's pipes.
+        chief_decides: once the chief has ended well the run has, and the rest ends with it.
     """
 
     def __init__(
         self,
         run_dir: RunDir,
-        ranks: int,
+        places: Sequence[Place],
         sink: Sink,
         deadline: float | None = None,
         terminal: Terminal | None = None,
+        chief_decides: bool = False,
     ):
         self.run_dir = run_dir
-        self.ranks = ranks
+        self.places = places
         self._terminal = terminal
         self._sink = sink
-        self._start = time.monotonic()
-        self._deadline = None if deadline is None else self._start + deadline
-        self._late: tuple[int, ...] | None = None  # None until the deadline has passed
-        self._merger = Merger(ranks)
+        ends_at = None if deadline is None else time.monotonic() + deadline
+        self._ending = Ending(len(places), ends_at, chief_decides)
+        self._merger = Merger([place.label for place in places])
         self._runners: dict[int, tuple[int, str]] = {}  # rank -> pid and host, while it is there
-        self._ended: set[int] = set()
-        self._failed_at: float | None = None
-        self._stopped_at: float | None = None
-        self._killed = False
         self._interrupts: list[int] = []
         self._wake_read, self._wake_write = os.pipe()
         os.set_blocking(self._wake_write, False)
@@ -112,7 +84,7 @@ class Supervisor:
             selector.register(fd, selectors.EVENT_READ, what)
 
         watch(os.open(self.run_dir.events, os.O_RDWR), lambda d: self._hear(events.feed(d)))
-        for rank in range(self.ranks):
+        for rank in range(len(self.places)):
             for name in ("out", "err"):
                 if (path := self.run_dir.stream(rank, name)).is_fifo():
                     watch(os.open(path, os.O_RDWR), self._printer(rank, name))
@@ -160,16 +132,10 @@ class Supervisor:
     def _patience(self) -> float | None:
         """Seconds until something is to be done even if nobody says a word."""
         now = time.monotonic()
-        times = []
-        if self._deadline is not None and self._late is None:
-            times.append(self._deadline)
-        if self._stopped_at is not None and not self._killed:
-            times.append(self._stopped_at + KILL_SECONDS - NATURAL_END_SECONDS)
-        elif self._failed_at is not None and self._stopped_at is None:
-            times.append(self._failed_at + NATURAL_END_SECONDS)
-        waits = [max(0.0, at - now) for at in times]
+        wait = max(0.0, self._ending.next_at() - now)
         held = self._merger.waiting(now)
-        return min(waits if held is None else [*waits, held], default=None)
+        wait = wait if held is None else min(wait, held)
+        return None if wait == math.inf else wait
 
     def _turn(
         self, selector: selectors.BaseSelector, child: subprocess.Popen[bytes], wait: float | None
@@ -191,14 +157,10 @@ class Supervisor:
             if len(self._interrupts) > 1:
                 self._kill(child)
             self._stop(child, signum)
-        if self._deadline is not None and now >= self._deadline and self._late is None:
-            self._late = tuple(r for r in range(self.ranks) if r not in self._ended)
+        due = self._ending.due(now)
+        if due == "stop":
             self._stop(child, signal.SIGTERM)
-        if self._failed_at is not None and now >= self._failed_at + NATURAL_END_SECONDS:
-            self._stop(child, signal.SIGTERM)
-        if self._stopped_at is not None and (
-            now >= self._stopped_at + KILL_SECONDS - NATURAL_END_SECONDS
-        ):
+        elif due == "kill":
             self._kill(child)
         return heard
 
@@ -216,10 +178,11 @@ class Supervisor:
             if event["event"] == "start":
                 self._runners[rank] = (event["pid"], event["host"])
             elif event["event"] == "end":
-                self._ended.add(rank)
+                self._ending.hear_ended(rank, event["code"], time.monotonic())
                 self._runners.pop(rank, None)
-            elif self._failed_at is None:
-                self._failed_at = time.monotonic()
+            elif failure := self.run_dir.read_failure(rank):
+                peers_lost = verdict.lost_peers(failure)
+                self._ending.hear_failed(rank, peers_lost, time.monotonic())
 
     def _printer(self, rank: int, name: str) -> Callable[[bytes], None]:
         return lambda data: self._show(self._merger.feed(rank, name, data, time.monotonic()))
@@ -238,21 +201,22 @@ class Supervisor:
 
     def _stop(self, child: subprocess.Popen[bytes], signum: int) -> None:
         """Tell all ranks to stop, once. Those not started yet are stopped with the launcher."""
-        if self._stopped_at is not None:
+        if self._ending.is_stopped:
             return
-        self._stopped_at = time.monotonic()
+        self._ending.stopped(time.monotonic())
         for pid, _ in list(self._runners.values()):
             try:
                 os.kill(pid, signum)
             except ProcessLookupError:
                 continue
-        if len(self._runners) + len(self._ended) < self.ranks and child.poll() is None:
+        heard_of = len(self._runners) + len(self._ending.ended)
+        if heard_of < len(self.places) and child.poll() is None:
             processes.signal_group(child.pid, signal.SIGTERM)
 
     def _kill(self, child: subprocess.Popen[bytes]) -> None:
-        if self._killed:
+        if self._ending.killed:
             return
-        self._killed = True
+        self._ending.killed = True
         processes.kill(processes.marked(MARK, str(self.run_dir.path)))
 
     def _clean_up(self, child: subprocess.Popen[bytes]) -> tuple[str, ...]:
@@ -275,14 +239,19 @@ class Supervisor:
             code=128 + signal.SIGKILL,
             at=time.time(),
             signal=signal.SIGKILL,
-            told=self._killed,
+            told=self._ending.killed,
+            task=self.places[rank].task,
         )
 
     def _outcome(self, status: int, launcher: str, leaked: tuple[str, ...]) -> Outcome:
-        found = [self.run_dir.read_failure(rank) for rank in range(self.ranks)]
+        found = [self.run_dir.read_failure(rank) for rank in range(len(self.places))]
         found += [self._silent(rank) for rank in self._runners if found[rank] is None]
         failures = tuple(failure for failure in found if failure is not None)
+        afterwards: tuple[Failure, ...] = ()
+        if self._ending.done:
+            failures, afterwards, status = (), failures, 0
         first = verdict.culprit(failures)
+        late = self._ending.overdue
         interrupted = self._interrupts[0] if self._interrupts else 0
         if interrupted:
             code = 128 + interrupted
@@ -293,10 +262,12 @@ class Supervisor:
         return Outcome(
             code=code,
             failures=failures,
+            afterwards=afterwards,
+            lingering=tuple(self.places[n].who for n in self._ending.lingering),
             culprit=first,
             launcher=launcher,
-            unfinished=self._late or (),
-            leaked=() if code or self._late else leaked,
+            unfinished=late or (),
+            leaked=() if code or late else leaked,
             tails={r: "\n".join(list(t)[-TAIL_LINES:]) for r, t in self._merger.tails.items()},
             interrupted=interrupted,
         )

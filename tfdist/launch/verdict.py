@@ -1,4 +1,4 @@
-"""Which rank failed first, and how to say it. Pure.
+"""Which rank or task failed first, and how to say it. Pure.
 
 When one rank fails, the others follow within moments: their collectives fail because the peer is
 gone, or they are told to stop. So time alone does not find the culprit; what a rank reports about
@@ -15,8 +15,8 @@ from collections.abc import Iterable
 from tfdist.launch.rundir import Failure
 
 # Exceptions that say no more than that another rank is gone. Horovod's own class, and what its
-# errors look like where Keras or TensorFlow has wrapped them.
-PEER_LOST_KINDS = ("HorovodInternalError",)
+# errors look like where Keras or TensorFlow has wrapped them; TensorFlow's own between tasks.
+PEER_LOST_KINDS = ("HorovodInternalError", "UnavailableError")
 PEER_LOST_WORDS = (
     "Horovod has been shut down",
     "Connection closed by peer",
@@ -51,7 +51,7 @@ def signal_name(number: int) -> str:
 
 def headline(failure: Failure) -> str:
     """One line: who failed, where and how."""
-    who = f"rank {failure.rank} on {failure.host} (pid {failure.pid})"
+    who = f"{failure.who} on {failure.host} (pid {failure.pid})"
     if failure.signal:
         text = f"{who} was killed by signal {failure.signal} ({signal_name(failure.signal)})"
         if failure.signal == signal.SIGKILL:
@@ -72,13 +72,14 @@ def report(failures: Iterable[Failure]) -> str:
     first = culprit(failures)
     if first is None:
         return ""
+    kind = "tasks" if first.task else "ranks"
     shown = [f for f in failures if f is not first and not f.told]
     lines = [f"  {headline(f):.{LINE_LENGTH}}" for f in shown[:MOST_LINES]]
     if len(shown) > MOST_LINES:
-        lines.append(f"  ... and {len(shown) - MOST_LINES} more ranks")
+        lines.append(f"  ... and {len(shown) - MOST_LINES} more {kind}")
     if lines:
-        lines = [f"these ranks failed after rank {first.rank}:", *lines, ""]
+        lines = [f"these {kind} failed after {first.who}:", *lines, ""]
     lines.append(headline(first))
     if first.traceback and first.kind[0] != "SystemExit":
-        lines += [f"Traceback of rank {first.rank}:", first.traceback.rstrip()]
+        lines += [f"Traceback of {first.who}:", first.traceback.rstrip()]
     return "\n".join(lines)

@@ -22,6 +22,7 @@ from tfdist.data.share import Share
 from tfdist.trainers import distribute as mixing
 from tfdist.trainers.gathering import Seen
 from tfdist.trainers.handshake import agree_on_global_seed
+from tfdist.trainers.models import check_backend
 from tfdist.trainers.step import current
 from tfdist.trainers.switchboard import DEFAULT_BUCKET
 
@@ -63,7 +64,7 @@ class RingAllReduceStrategy(tf.distribute.Strategy):
         compression: Any = None,
         reduce_op: str = "mean",
     ) -> None:
-        mixing.check_backend()
+        check_backend()
         if reduce_op not in REDUCE_OPS:
             raise ValueError(f"reduce_op is {reduce_op!r}; known are {', '.join(map(repr, REDUCE_OPS))}.")
         if bucket_mb != "auto" and not (isinstance(bucket_mb, (int, float)) and bucket_mb > 0):

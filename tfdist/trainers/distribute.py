@@ -1,4 +1,4 @@
-"""`strategy.distribute(model)`: what may be distributed, and the swap."""
+"""`RingAllReduceStrategy.distribute(model)`, and what runs beside a distributed model."""
 
 from __future__ import annotations
 
@@ -7,62 +7,25 @@ from typing import Any
 
 import keras
 
-from tfdist import private
 from tfdist.trainers import weights
+from tfdist.trainers.models import given, mix, other_strategy
 from tfdist.trainers.ring import NO_XLA, RingTrainer, adopt
-from tfdist.trainers.swap import has, swap
+from tfdist.trainers.swap import has
 from tfdist.trainers.switchboard import Switchboard, of
 
 # The functions in which Keras calls a model's step.
 KERAS_STEP = re.compile(r"\bmake_(train|test|predict)_function\b")
 
 
-def check_backend() -> None:
-    """Raises ValueError unless Keras computes with TensorFlow."""
-    backend = keras.config.backend()
-    if backend != "tensorflow":
-        raise ValueError(
-            f"Keras runs on the {backend!r} backend, but tfdist trains on TensorFlow. Set KERAS_BACKEND=tensorflow "
-            'before Keras is imported (or "backend" in ~/.keras/keras.json).'
-        )
-
-
 def distribute(model: Any, strategy: Any) -> Any:
     """See `RingAllReduceStrategy.distribute`."""
-    if not isinstance(model, keras.Model):
-        if any(c.__module__.split(".")[0] == "tf_keras" for c in type(model).__mro__):
-            raise ValueError(
-                f"distribute() received {type(model).__name__} of tf_keras (Keras 2). tfdist trains Keras 3 models: "
-                "build it with `import keras`, and leave TF_USE_LEGACY_KERAS unset."
-            )
-        if callable(model) and not isinstance(model, type(keras)):
-            with strategy.scope():
-                built = model()
-            if isinstance(built, keras.Model):
-                return distribute(built, strategy)
-            raise ValueError(f"The function passed to distribute() returned {type(built).__name__}, not a keras.Model.")
-        raise ValueError(
-            f"distribute() received {type(model).__name__}; expected a keras.Model or a function that builds one."
-        )
-    if has(model, RingTrainer):
-        if of(model).strategy is not strategy:
-            raise ValueError(
-                f"Model {model.name!r} was distributed by another strategy. Build it anew, or load it from a file, "
-                "before this one."
-            )
+    model = given(model, strategy)
+    if has(model, RingTrainer) and of(model).strategy is strategy:
         return model
-    compiled = getattr(model, "compiled", False)
-    if compiled and model.jit_compile:
-        if not private.auto_jit(model):  # so the user asked for it
-            raise ValueError(f"Model {model.name!r} was compiled with jit_compile=True, but {NO_XLA}")
-        model.jit_compile = False
-    model.__dict__["_tfdist"] = Switchboard(model, strategy, f"model{next(strategy.extended.models)}")
-    private.set_strategy(model, strategy)
-    swap(model, RingTrainer)
-    if compiled:
-        # Functions traced before know nothing of the ring.
-        model.train_function = model.test_function = model.predict_function = None
-        adopt(model)
+    if "_tfdist" in model.__dict__:
+        raise other_strategy(model)
+    board = Switchboard(model, strategy, f"model{next(strategy.extended.models)}")
+    mix(model, strategy, RingTrainer, board, adopt, NO_XLA)
     return model
 
 

@@ -6,7 +6,6 @@ global batch, tells each step how much this rank counts, and makes what they rep
 
 from __future__ import annotations
 
-import inspect
 import re
 from typing import Any
 
@@ -16,6 +15,7 @@ import tensorflow as tf
 from tfdist.comm import watch
 from tfdist.data.share import Share
 from tfdist.trainers import feeding, files, gathering, losses, optimizer, probe, weights
+from tfdist.trainers.arguments import arguments, refuse_jit
 from tfdist.trainers.logs import Globally, agree, metric_variables
 from tfdist.trainers.step import Step, begin, entered
 from tfdist.trainers.switchboard import DIFFERENT_BATCHES, Switchboard, of
@@ -28,7 +28,7 @@ class RingTrainer:
     # -- compile -------------------------------------------------------------------------------------------
 
     def compile(self, *args: Any, **kwargs: Any) -> None:
-        refuse_jit(super().compile, args, kwargs)
+        refuse_jit(super().compile, args, kwargs, NO_XLA)
         super().compile(*args, **kwargs)
         adopt(self)
 
@@ -217,15 +217,6 @@ class RingTrainer:
 # ---------------------------------------------------------------------------------------------------------
 
 
-def arguments(method: Any, args: tuple, kwargs: dict[str, Any]) -> dict[str, Any]:
-    """The arguments of a call by name, defaults filled in; unknown ones are the method's own TypeError."""
-    bound = inspect.signature(method).bind(*args, **kwargs)
-    bound.apply_defaults()
-    named = dict(bound.arguments)
-    named.update(named.pop("kwargs", {}))
-    return named
-
-
 def adopt(model: Any) -> None:
     """Takes in whatever `compile` (or the user, since) gave the model: optimizers, losses, no XLA."""
     board = of(model)
@@ -241,16 +232,6 @@ def own_step(model: Any) -> bool:
     """Whether the user's class brings its own train_step or test_step."""
     cls = type(model).__mro__[2]  # past the swapped class and the mixin
     return cls.train_step is not keras.Model.train_step or cls.test_step is not keras.Model.test_step
-
-
-def refuse_jit(method: Any, args: tuple, kwargs: dict[str, Any]) -> None:
-    """`jit_compile=True` cannot work: Horovod's operations are no XLA kernels."""
-    try:
-        given = inspect.signature(method).bind_partial(*args, **kwargs).arguments
-    except TypeError:
-        return  # the method's own message is better
-    if given.get("jit_compile", given.get("kwargs", {}).get("jit_compile")) is True:
-        raise ValueError(f"compile(jit_compile=True) was passed, but {NO_XLA}")
 
 
 NO_XLA = (

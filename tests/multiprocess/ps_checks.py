@@ -1,0 +1,420 @@
+"""Run in a process of its own, with a cluster on this machine: `python ps_checks.py WORKERS RESULTS`, see test_ps.py.
+
+TensorFlow joins one cluster in a process, so all checks of a cluster run in one, one after the other.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import traceback
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+import tfdist
+
+CHECKS: dict[int, list] = {1: [], 2: []}
+SPARSE = "sparse_categorical_crossentropy"
+
+
+def with_workers(count):
+    def note(check):
+        CHECKS[count].append(check)
+        return check
+
+    return note
+
+
+def data(rows=100, columns=8):
+    random = np.random.default_rng(0)
+    x = random.normal(size=(rows, columns)).astype("float32")
+    return x, (x.sum(axis=1) > 0).astype("int32") + (x[:, 0] > 1)
+
+
+def dense(**kwargs):
+    return keras.Sequential(
+        [keras.Input((8,)), keras.layers.Dense(16, "relu", **kwargs), keras.layers.Dense(3, "softmax")]
+    )
+
+
+def pair(strategy, build, optimizer, loss=SPARSE, metrics=("accuracy",), **kwargs):
+    """(distributed, plain) models that begin alike."""
+    models = []
+    for distributed in (True, False):
+        keras.utils.set_random_seed(4)
+        model = build()
+        if distributed:
+            model = strategy.distribute(model)
+        model.compile(optimizer(), loss, metrics=list(metrics) or None, **kwargs)
+        models.append(model)
+    return models
+
+
+def assert_like_plain(strategy, build, optimizer, fit=None, x=None, y=None, **kwargs):
+    """One worker trains as one process does: weights, optimizer, logs."""
+    if x is None:
+        x, y = data()
+    ours, plain = pair(strategy, build, optimizer, **kwargs)
+    histories = [
+        m.fit(x, y, **{"batch_size": 16, "epochs": 2, "shuffle": False, "verbose": 0, **(fit or {})}).history
+        for m in (ours, plain)
+    ]
+    assert_same(ours, plain)
+    assert histories[0].keys() == histories[1].keys()
+    for name, values in histories[1].items():
+        np.testing.assert_allclose(histories[0][name], values, rtol=1e-4, atol=1e-6, err_msg=name)
+    return ours, plain
+
+
+def assert_same(ours, plain):
+    for one, other in zip(
+        [*ours.weights, *ours.optimizer.variables], [*plain.weights, *plain.optimizer.variables], strict=True
+    ):
+        np.testing.assert_allclose(one.numpy(), other.numpy(), atol=3e-6, rtol=1e-4, err_msg=other.path)
+
+
+# -- one worker: the same as one process ----------------------------------------------------------------------
+
+
+@with_workers(1)
+def promise_1_one_worker_is_one_process(strategy):
+    """With a last batch that is shorter, shuffled, and over two ps."""
+    assert_like_plain(strategy, dense, lambda: keras.optimizers.SGD(0.1, momentum=0.9))
+    assert_like_plain(strategy, dense, lambda: keras.optimizers.Adam(0.01))
+
+
+@with_workers(1)
+def clipping_decay_ema_accumulation(strategy):
+    for optimizer in (
+        lambda: keras.optimizers.SGD(0.5, clipnorm=0.05),
+        lambda: keras.optimizers.Adam(0.05, global_clipnorm=0.1),
+        lambda: keras.optimizers.AdamW(0.05, weight_decay=0.1, use_ema=True, ema_momentum=0.9),
+        lambda: keras.optimizers.Adam(0.05, gradient_accumulation_steps=2),
+        lambda: keras.optimizers.Lamb(0.05),
+    ):
+        assert_like_plain(strategy, dense, optimizer)
+
+
+@with_workers(1)
+def layers_that_write_and_add(strategy):
+    """BatchNormalization's statistics, regularizers, add_loss, constraints, an embedding."""
+
+    class Activity(keras.layers.Layer):
+        def call(self, x):
+            self.add_loss(0.01 * keras.ops.mean(x**2))
+            return x
+
+    def build():
+        return keras.Sequential(
+            [
+                keras.Input((8,)),
+                keras.layers.Dense(16, kernel_regularizer="l2", kernel_constraint="max_norm"),
+                keras.layers.BatchNormalization(),
+                Activity(),
+                keras.layers.Dense(3, "softmax"),
+            ]
+        )
+
+    assert_like_plain(strategy, build, lambda: keras.optimizers.SGD(0.1))
+    ids, y = np.random.default_rng(1).integers(0, 50, (100, 4)), data()[1]
+
+    def embedded():
+        layers = keras.layers
+        return keras.Sequential(
+            [keras.Input((4,)), layers.Embedding(50, 8), layers.Flatten(), layers.Dense(3, "softmax")]
+        )
+
+    assert_like_plain(strategy, embedded, lambda: keras.optimizers.SGD(0.5), x=ids, y=y)
+
+
+@with_workers(1)
+def weights_validation_schedules_and_callbacks(strategy):
+    """Sample and class weights, validation, a schedule, a callback that sets the rate, early stopping."""
+    x, y = data()
+    halves = keras.callbacks.LearningRateScheduler(lambda epoch, rate: rate / 2)
+    for fit in (
+        {"sample_weight": np.linspace(0.0, 2.0, 100)},
+        {"class_weight": {0: 1.0, 1: 2.0, 2: 0.5}},
+        {"validation_data": (x[:30], y[:30]), "callbacks": [halves], "epochs": 3},
+        {"validation_split": 0.25},
+    ):
+        assert_like_plain(strategy, dense, lambda: keras.optimizers.SGD(0.2), fit=fit)
+    schedule = keras.optimizers.schedules.ExponentialDecay(0.5, 3, 0.5)
+    assert_like_plain(strategy, dense, lambda: keras.optimizers.SGD(schedule))
+    stop = keras.callbacks.EarlyStopping("loss", min_delta=10.0, patience=0)
+    fit = {"callbacks": [stop], "epochs": 5}
+    ours, _ = assert_like_plain(strategy, dense, lambda: keras.optimizers.SGD(0.1), fit=fit)
+    assert int(ours.optimizer.iterations) == 2 * 7
+
+
+@with_workers(1)
+def several_outputs_and_a_step_of_ones_own(strategy):
+    x, y = data()
+
+    def two():
+        inputs = keras.Input((8,))
+        hidden = keras.layers.Dense(8, "tanh")(inputs)
+        a, b = keras.layers.Dense(3, "softmax", name="a"), keras.layers.Dense(1, name="b")
+        return keras.Model(inputs, {"a": a(hidden), "b": b(hidden)})
+
+    assert_like_plain(
+        strategy,
+        two,
+        lambda: keras.optimizers.SGD(0.1),
+        x=x,
+        y={"a": y, "b": x[:, :1]},
+        loss={"a": SPARSE, "b": "mse"},
+        metrics=(),
+    )
+
+    class Own(keras.Model):
+        def __init__(self):
+            super().__init__()
+            self.layer = keras.layers.Dense(3, "softmax")
+
+        def call(self, x):
+            return self.layer(x)
+
+        def train_step(self, data):
+            x, y = data
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_mean(keras.losses.sparse_categorical_crossentropy(y, self(x, training=True)))
+            gradients = tape.gradient(loss, self.trainable_variables)
+            self.optimizer.apply(gradients, self.trainable_variables)
+            return {"own": loss}
+
+    ours, plain = pair(strategy, Own, lambda: keras.optimizers.SGD(0.1), metrics=())
+    for model in (ours, plain):
+        model.fit(x, y, batch_size=20, epochs=1, shuffle=False, verbose=0)
+    assert_same(ours, plain)
+
+
+@with_workers(1)
+def datasets_steps_and_generators(strategy):
+    """P5: a finite dataset, steps_per_epoch given, and a generator that may be read once."""
+    x, y = data(96)
+    dataset = tf.data.Dataset.from_tensor_slices((x, y)).batch(16)
+    for given, fit in (
+        (dataset, {}),
+        (dataset.repeat(), {"steps_per_epoch": 3}),
+        (dataset, {"steps_per_epoch": 10, "epochs": 1}),
+    ):
+        ours, plain = pair(strategy, dense, lambda: keras.optimizers.SGD(0.1))
+        for model in (ours, plain):
+            model.fit(given, epochs=fit.get("epochs", 2), steps_per_epoch=fit.get("steps_per_epoch"), verbose=0)
+        assert_same(ours, plain)
+
+    def batches():
+        for start in range(0, 96, 16):
+            yield x[start : start + 16], y[start : start + 16]
+
+    ours, plain = pair(strategy, dense, lambda: keras.optimizers.SGD(0.1))
+    for model in (ours, plain):
+        model.fit(batches(), epochs=1, steps_per_epoch=6, verbose=0)
+    assert_same(ours, plain)
+
+
+@with_workers(1)
+def fits_go_on_and_files_are_plain(strategy):
+    """A second fit, weights set between, save and load, a checkpoint at each epoch, BackupAndRestore."""
+    import tempfile
+
+    x, y = data()
+    ours, plain = assert_like_plain(strategy, dense, lambda: keras.optimizers.Adam(0.01))
+    start = [w * 0.5 for w in plain.get_weights()]
+    with tempfile.TemporaryDirectory() as folder:
+        for model in (ours, plain):
+            model.set_weights(start)
+            model.fit(x, y, batch_size=16, shuffle=False, verbose=0)
+        assert_same(ours, plain)
+        ours.save(f"{folder}/model.keras")
+        loaded = keras.models.load_model(f"{folder}/model.keras")
+        assert_same(loaded, plain)
+        assert loaded.get_config() == plain.get_config() or loaded.name != plain.name
+        np.testing.assert_allclose(ours.predict(x, verbose=0), plain.predict(x, verbose=0), atol=1e-5)
+        assert ours.evaluate(x, y, verbose=0, return_dict=True).keys() == {"accuracy", "loss"}
+
+        saved = []
+
+        class Look(keras.callbacks.Callback):
+            def on_epoch_end(self, epoch, logs=None):
+                saved.append((int(self.model.optimizer.iterations), self.model.get_weights()[0].copy()))
+
+        before = int(ours.optimizer.iterations)
+        ours.fit(x, y, batch_size=16, epochs=2, verbose=0, callbacks=[Look()])
+        assert [n - before for n, _ in saved] == [7, 14]
+        assert np.abs(saved[0][1] - saved[1][1]).max() > 0
+
+
+@with_workers(1)
+def random_layers_draw_anew_in_each_step(strategy):
+    class Mean(keras.metrics.Metric):
+        def __init__(self):
+            super().__init__(name="kept")
+            self.values = self.add_weight(shape=(), initializer="zeros", name="values")
+
+        def update_state(self, y_true, y_pred, sample_weight=None):
+            self.values.assign_add(tf.reduce_sum(y_pred))
+
+        def result(self):
+            return self.values
+
+    def build():
+        layers = keras.layers
+        return keras.Sequential([keras.Input((1000,)), layers.Dropout(0.5), layers.Dense(1, use_bias=False)])
+
+    keras.utils.set_random_seed(4)
+    model = strategy.distribute(build())
+    model.layers[-1].kernel.assign(tf.ones((1000, 1)) / 1000)
+    model.compile(keras.optimizers.SGD(0.0), "mse", metrics=[Mean()])
+
+    seen = []
+    for _ in range(3):
+        history = model.fit(np.ones((4, 1000)), np.zeros((4, 1)), batch_size=1, epochs=1, verbose=0)
+        seen.append(history.history["kept"][0])
+    assert len(set(seen)) == 3
+    assert all(3.5 < s < 4.5 for s in seen)
+
+
+@with_workers(1)
+def mistakes_are_named(strategy):
+    model = strategy.distribute(dense())
+    for arguments, words in (
+        ({"jit_compile": True}, "jit_compile=True) was passed"),
+        ({"optimizer": keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD())}, "keeps one loss scale"),
+    ):
+        refused(lambda kw=arguments: model.compile(**{"loss": SPARSE, "optimizer": "sgd", **kw}), words)
+    model.compile("sgd", SPARSE, run_eagerly=True)
+    x, y = data()
+    refused(lambda: model.fit(x, y, verbose=0), "run_eagerly=True")
+    model.compile("sgd", SPARSE)
+    refused(lambda: model.train_on_batch(x, y), "train_on_batch")
+    refused(lambda: strategy.distribute("model"), "received str")
+    refused(tfdist.ParameterServerStrategy, "found no TF_CONFIG")
+
+    class Lazy(keras.Sequential):
+        def train_step(self, data):
+            return {"loss": 0.0}
+
+    lazy = strategy.distribute(Lazy([keras.Input((8,)), keras.layers.Dense(3)]))
+    lazy.compile("sgd", SPARSE)
+    refused(lambda: lazy.fit(x, y, verbose=0), "applied no optimizer")
+    # What fails on a worker fails here, and the next fit works.
+    bad = strategy.distribute(keras.Sequential([keras.Input((8,)), keras.layers.Dense(3, "softmax")]))
+    bad.compile("sgd", SPARSE)
+    try:
+        bad.fit(x, y + 100, batch_size=16, verbose=0)
+    except tf.errors.InvalidArgumentError as error:
+        assert "valid range" in str(error), error
+    else:
+        raise AssertionError("labels out of range were accepted")
+    bad.fit(x, y, batch_size=16, verbose=0)
+    assert int(bad.optimizer.iterations) == 7
+
+
+def refused(call, words):
+    try:
+        call()
+    except (ValueError, RuntimeError) as error:
+        assert words in str(error), error
+    else:
+        raise AssertionError(f"no error; expected one with {words!r}")
+
+
+# -- two workers ----------------------------------------------------------------------------------------------
+
+
+@with_workers(2)
+def p1_updates_are_counted_and_the_loss_stays_finite(strategy):
+    """P1: asynchronous Adam, every update counted."""
+    x, y = data(640)
+    keras.utils.set_random_seed(4)
+    model = strategy.distribute(dense())
+    model.compile(keras.optimizers.Adam(0.01), SPARSE, metrics=["accuracy"])
+    history = model.fit(x, y, batch_size=8, epochs=4, verbose=0).history
+    assert int(model.optimizer.iterations) == 4 * 80
+    assert history["loss"][-1] < history["loss"][0] < 2
+    late = model.__dict__["_tfdist"].late
+    assert len(late) == 4 * 80
+    assert max(late) > 0  # the workers did run side by side
+
+
+@with_workers(2)
+def every_sample_is_used_once(strategy):
+    """Promise 2: the epoch's metrics are those of all samples, whoever computed them."""
+
+    class Sum(keras.metrics.Metric):
+        def __init__(self):
+            super().__init__(name="sum")
+            self.total = self.add_weight(shape=(), initializer="zeros", name="total")
+
+        def update_state(self, y_true, y_pred, sample_weight=None):
+            self.total.assign_add(tf.reduce_sum(tf.cast(y_true, tf.float32)))
+
+        def result(self):
+            return self.total
+
+    x, y = data(203)[0], np.arange(203, dtype="float32")[:, None]
+    model = strategy.distribute(keras.Sequential([keras.Input((8,)), keras.layers.Dense(1)]))
+    model.compile(keras.optimizers.SGD(0.0), "mse", metrics=[Sum(), "mae"])
+    history = model.fit(x, y, batch_size=8, epochs=2, verbose=0).history
+    assert history["sum"] == [203 * 202 / 2] * 2
+    wanted = np.abs(model.predict(x, verbose=0) - y).mean()
+    np.testing.assert_allclose(history["mae"], [wanted] * 2, rtol=1e-5)
+
+
+@with_workers(2)
+def batch_callbacks_and_stopping(strategy):
+    """P8: callbacks at each batch see logs; stop_training in one of them ends the epoch."""
+    seen = []
+
+    class Watch(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            seen.append(batch)
+            if batch == 9:
+                self.model.stop_training = True
+
+    x, y = data(640)
+    model = strategy.distribute(dense())
+    model.compile("sgd", SPARSE)
+    history = model.fit(x, y, batch_size=8, epochs=3, verbose=0, callbacks=[Watch()])
+    assert seen == list(range(10))
+    assert int(model.optimizer.iterations) == 10
+    assert len(history.history["loss"]) == 1
+
+
+@with_workers(2)
+def bytes_are_even_over_the_ps(strategy):
+    x, y = data()
+    hidden = [keras.layers.Dense(64) for _ in range(8)]
+    model = strategy.distribute(keras.Sequential([keras.Input((8,)), *hidden, keras.layers.Dense(3, "softmax")]))
+    model.compile("adam", SPARSE)
+    model.fit(x, y, verbose=0)
+    from tfdist.ps.layout import bytes_by_task
+
+    store = model.__dict__["_tfdist"]._store
+    held = bytes_by_task(store.holdings, store.rows, 2)
+    assert max(held) <= 1.1 * min(held)
+    for part in store.parts:
+        assert all(part.device in v.value.device for v in [*part.kept, *part.optimizer.variables])
+
+
+def main() -> None:
+    workers, results = int(sys.argv[1]), sys.argv[2]
+    strategy = tfdist.ParameterServerStrategy(cluster=tfdist.LocalCluster(workers=workers, ps=2))
+    found = {}
+    with strategy.scope():
+        for check in CHECKS[workers]:
+            try:
+                check(strategy)
+                found[check.__name__] = ""
+            except BaseException:
+                found[check.__name__] = traceback.format_exc()
+    with open(results, "w") as file:
+        json.dump(found, file)
+
+
+if __name__ == "__main__":
+    main()

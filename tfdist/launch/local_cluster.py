@@ -1,0 +1,84 @@
+"""All tasks of a parameter server on this machine, from one script or notebook."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import subprocess
+import sys
+from types import TracebackType
+
+from tfdist.cluster import LAUNCHERS
+from tfdist.launch.ports import cluster_on_free_ports
+from tfdist.tf_config import Task
+
+SERVE = "import tfdist; tfdist.serve()"
+
+
+class LocalCluster:
+    """Worker and ps tasks as processes of this machine; this process is the chief.
+
+    ```python
+    strategy = tfdist.ParameterServerStrategy(cluster=tfdist.LocalCluster(workers=2, ps=1))
+    ```
+
+    The tasks end with this process, however it ends, or before it by `close()` or at the end of a `with` block.
+
+    Args:
+      workers: number of worker tasks.
+      ps: number of ps tasks.
+
+    Attributes:
+      cluster: the addresses, all on 127.0.0.1.
+      processes: by task name, such as "worker/0".
+
+    Raises:
+      ValueError: a number below 1.
+    """
+
+    def __init__(self, workers: int = 2, ps: int = 1) -> None:
+        for name, count in (("workers", workers), ("ps", ps)):
+            if not isinstance(count, int) or count < 1:
+                raise ValueError(f"LocalCluster: {name} is {count!r}, expected an integer >= 1.")
+        self.cluster = cluster_on_free_ports(ps, workers)
+        self.processes: dict[str, subprocess.Popen[bytes]] = {}
+        for task in self.cluster.tasks():
+            if not task.is_chief:
+                self.processes[task.name] = self._start(task)
+
+    def _start(self, task: Task) -> subprocess.Popen[bytes]:
+        ranks = {name for launcher in LAUNCHERS for name in launcher.names}
+        env = {name: value for name, value in os.environ.items() if name not in ranks}
+        env |= {"TF_CONFIG": self.cluster.tf_config(task), "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+        env.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+        # Nobody at the keyboard means a task by Ctrl-C: the chief ends it.
+        return subprocess.Popen(
+            [sys.executable, "-c", SERVE],
+            env=env, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
+            preexec_fn=_with_parent, start_new_session=True,
+        )  # fmt: skip
+
+    def close(self, seconds: float = 5.0) -> None:
+        """Ends the tasks that are still there."""
+        for process in self.processes.values():
+            process.terminate()
+        for process in self.processes.values():
+            try:
+                process.wait(seconds)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+
+    def __enter__(self) -> LocalCluster:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def _with_parent() -> None:
+    """Linux ends the task when the thread that started it ends, killed or not (prctl(2), PR_SET_PDEATHSIG = 1)."""
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL)

@@ -1,0 +1,28 @@
+"""Free ports of this machine for the tasks of a parameter-server job."""
+
+from __future__ import annotations
+
+import socket
+from contextlib import ExitStack
+
+from tfdist.tf_config import Cluster
+
+HOST = "127.0.0.1"
+
+
+def free_addresses(count: int) -> list[str]:
+    """`count` different addresses, "127.0.0.1:port", that nobody uses now."""
+    with ExitStack() as stack:
+        # All stay open until the last is chosen, or the kernel might give one port twice.
+        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for each in sockets:
+            each.bind((HOST, 0))
+        return [f"{HOST}:{each.getsockname()[1]}" for each in sockets]
+    # A small race remains: TensorFlow's servers open their ports by number, some seconds later,
+    # and until then the kernel may give one of them to any other process, for a connection too.
+
+
+def cluster_on_free_ports(ps: int, workers: int) -> Cluster:
+    """One chief, `ps` parameter servers and `workers` workers on this machine."""
+    chief, *others = free_addresses(1 + ps + workers)
+    return Cluster(chief, workers=tuple(others[ps:]), ps=tuple(others[:ps]))

@@ -1,0 +1,73 @@
+"""The plan of a parameter-server job on this machine: plain values, nothing is started."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from tfdist.launch.place import Place
+from tfdist.launch.plan import Process, Program, check_cores, env_of_run, rank_arguments
+from tfdist.tf_config import Cluster, Task, need_chief
+
+CHIEF = 0  # the chief's number among the places: `Cluster.tasks` begins with it
+
+
+@dataclass(frozen=True)
+class TaskJob:
+    """One run of a cluster's tasks, all on this machine, all with the same program.
+
+    Raises:
+        ValueError: a number out of range, or the cluster lacks a chief, workers or ps.
+    """
+
+    program: Program
+    cluster: Cluster
+    cores_per_rank: int | None = None
+
+    def __post_init__(self) -> None:
+        need_chief(self.cluster)
+        check_cores(self.cores_per_rank)
+
+    @property
+    def places(self) -> tuple[Place, ...]:
+        """The tasks in the cluster's order: chief, ps, workers."""
+        return tuple(Place(number, task.name) for number, task in enumerate(self.cluster.tasks()))
+
+
+def plan_tasks(
+    job: TaskJob,
+    run_dir: str,
+    python: str,
+    inherited: Mapping[str, str],
+    package_root: str | None = None,
+) -> Process:
+    """The one process to start; it starts the tasks. Arguments as in `plan.plan`.
+
+    It gets the cluster as the tasks do: by TF_CONFIG, the chief's.
+    """
+    arguments = rank_arguments(run_dir, job.program, job.cores_per_rank)
+    argv = (python, "-m", "tfdist.launch.tasks", *arguments)
+    env, unset = env_of_run(run_dir, inherited, package_root)
+    env["TF_CONFIG"] = job.cluster.tf_config(job.cluster.tasks()[CHIEF])
+    return Process(argv, env, unset)
+
+
+def task_process(
+    cluster: Cluster, task: Task, arguments: list[str], python: str, inherited: Mapping[str, str]
+) -> Process:
+    """The process that starts and watches one task's program.
+
+    Args:
+        cluster: all tasks.
+        task: the one to start.
+        arguments: those of rank.py that all tasks have in common.
+        python: the interpreter.
+        inherited: environment of the process that starts it.
+    """
+    place = Place(cluster.tasks().index(task), task.name)
+    argv = (python, "-m", "tfdist.launch.rank", "--place", place.written(), *arguments)
+    env = {"TF_CONFIG": cluster.tf_config(task)}
+    # Without it a call to a task that has ended, or not started yet, waits instead of failing.
+    if "GRPC_FAIL_FAST" not in inherited:
+        env["GRPC_FAIL_FAST"] = "use_caller"
+    return Process(argv, env)

@@ -1,0 +1,1 @@
+"""Parameters on ps tasks: who holds what, how workers pull and push, and the tasks' lives."""

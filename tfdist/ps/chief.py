@@ -1,0 +1,119 @@
+"""The chief's side of a cluster: wait for the tasks, hand calls to workers, collect results, dismiss the tasks."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import sys
+import time
+from collections.abc import Callable
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from typing import Any
+
+import tensorflow as tf
+
+from tfdist.ps.task import Board, dismiss, listens
+from tfdist.tf_config import Cluster, Task
+
+START = 300.0  # seconds for all tasks to come up
+TELL = 10.0  # seconds between two lines about tasks that are not there yet
+AHEAD = 2  # calls that wait for a worker beside the one it runs
+
+
+class Chief:
+    """Connected to all tasks of `cluster`. One in a process: TensorFlow joins a cluster once.
+
+    Attributes:
+      workers: number of worker tasks.
+      ps_devices: of the ps tasks.
+      answered: for each worker the time (`time.time`) of its last sign of life, by task name.
+
+    Raises:
+      RuntimeError: tasks did not come up in `start` seconds.
+    """
+
+    _connected: Chief | None = None
+
+    def __init__(self, cluster: Cluster, start: float = START) -> None:
+        if Chief._connected is not None:
+            raise RuntimeError(
+                "This process has a parameter server's cluster already, and TensorFlow joins one only. Use the "
+                "strategy that is there, or a process for each."
+            )
+        self.cluster, self.workers = cluster, len(cluster.workers)
+        await_tasks(cluster, start)
+        resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(
+            tf.train.ClusterSpec(cluster.spec()), task_type="chief", task_id=0, rpc_layer="grpc"
+        )
+        self._strategy = tf.distribute.ParameterServerStrategy(resolver)
+        self._coordinator = tf.distribute.coordinator.ClusterCoordinator(self._strategy)
+        self.ps_devices = [f"/job:ps/replica:0/task:{i}/device:CPU:0" for i in range(len(cluster.ps))]
+        self._board = Board(cluster.chief)
+        self._pool = ThreadPoolExecutor(self.limit, thread_name_prefix="tfdist-results")
+        self._running: set[Future[Any]] = set()
+        self._left = False
+        Chief._connected = self
+        atexit.register(self.leave)
+
+    @property
+    def limit(self) -> int:
+        """Calls that may be under way: each worker runs one and finds the next at hand."""
+        return self.workers * AHEAD
+
+    def schedule(self, function: Callable[..., Any], args: tuple[Any, ...]) -> None:
+        """Hands a call to the next free worker; waits first while as many as may be are under way."""
+        value = self._coordinator.schedule(function, args=args)
+        self._running.add(self._pool.submit(value.fetch))
+
+    def full(self) -> bool:
+        return len(self._running) >= self.limit
+
+    def results(self, everything: bool = False) -> list[Any]:
+        """What calls returned that have ended since the last time; waits for one, or for `everything`.
+
+        Raises:
+          whatever a call raised on its worker.
+        """
+        if not self._running:
+            return []
+        done, self._running = wait(self._running, return_when="ALL_COMPLETED" if everything else FIRST_COMPLETED)
+        return [future.result() for future in done]
+
+    def abandon(self) -> None:
+        """Lets running calls end and forgets what they return, after an error."""
+        wait(self._running)
+        self._running = set()
+        with contextlib.suppress(Exception):
+            self._coordinator.join()  # or the error would be raised again, by the next call
+
+    def leave(self) -> None:
+        """Ends the tasks: the job is over. Called when Python ends, too."""
+        if not self._left:
+            self._left = True
+            failed = getattr(sys, "last_value", None) is not None
+            dismiss(self._board, len(self.cluster.ps) + self.workers, failed)
+
+
+def await_tasks(cluster: Cluster, seconds: float) -> None:
+    """Returns when every task listens; says now and then for which it waits.
+
+    Raises:
+      RuntimeError: some do not after `seconds`; it names them.
+    """
+    missing = [task for task in cluster.tasks() if task.job in ("worker", "ps")]
+    ends, told = time.monotonic() + seconds, time.monotonic()
+    while missing := [task for task in missing if not listens(cluster.address(task))]:
+        now = time.monotonic()
+        if now > ends:
+            raise RuntimeError(
+                f"After {seconds:.0f} s there is no {_named(cluster, missing)}. Start the same script with its own "
+                "TF_CONFIG for each task, and see that the chief reaches these addresses."
+            )
+        if now - told > TELL:
+            told = now
+            print(f"tfdist: waiting for {_named(cluster, missing)}", flush=True)
+        time.sleep(0.1)
+
+
+def _named(cluster: Cluster, tasks: list[Task]) -> str:
+    return ", ".join(f"{task.name} ({cluster.address(task)})" for task in tasks)

@@ -1,0 +1,161 @@
+"""The life of a worker or ps task: serve, notice when the chief is done or gone, leave.
+
+The chief's own TensorFlow server keeps two queues: one fills when the job is done, the other when it failed. A task
+looks at them every half second; what it has seen it acknowledges in a third, for which the chief waits before it
+leaves.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import os
+import socket
+import sys
+import time
+from typing import Any, NoReturn
+
+import tensorflow as tf
+
+from tfdist.tf_config import Cluster, Task, from_env, need_chief
+
+LOOK = 0.5  # seconds between two looks at the chief
+LOST = 10.0  # seconds without an answer of a chief that answered before, after which it counts as gone
+NEVER_CAME = 600.0  # seconds to wait for a chief to answer the first time
+FAILED, GONE = 1, 3  # exit codes of a task whose chief failed, or vanished
+
+_kept: list[Any] = []  # servers and sessions, which end with the process
+
+
+class Board:
+    """The chief's queues, as seen from any task."""
+
+    def __init__(self, address: str) -> None:
+        v1 = tf.compat.v1
+        self._address, self._session = address, None
+        self._config = v1.ConfigProto(device_filters=["/job:chief"], operation_timeout_in_ms=5000)
+        self._limit = v1.RunOptions(timeout_in_ms=5000)
+        self._graph = tf.Graph()
+        with self._graph.as_default(), tf.device("/job:chief/task:0/device:CPU:0"):
+            queues = {
+                name: v1.FIFOQueue(1000, [tf.int32], shapes=[()], shared_name=f"tfdist_{name}")
+                for name in ("done", "failed", "seen")
+            }
+            self._put = {name: queue.enqueue(0) for name, queue in queues.items()}
+            self._sizes = {name: queue.size() for name, queue in queues.items()}
+
+    def put(self, name: str) -> None:
+        self._run(self._put[name])
+
+    def sizes(self) -> dict[str, int]:
+        """How full each queue is.
+
+        Raises:
+          tf.errors.OpError: the chief gives no answer.
+        """
+        return self._run(self._sizes)
+
+    def _run(self, what: Any) -> Any:
+        if self._session is None:
+            if not listens(self._address):  # a session waits for its server without end
+                raise tf.errors.UnavailableError(None, None, f"nobody listens at {self._address}")
+            self._session = tf.compat.v1.Session(f"grpc://{self._address}", graph=self._graph, config=self._config)
+            _kept.append(self._session)  # to close it would ask the server, which may be gone, and wait
+        try:
+            return self._session.run(what, options=self._limit)
+        except tf.errors.OpError:
+            self._session = None
+            raise
+
+
+def listens(address: str) -> bool:
+    """Whether a connection to "host:port" is accepted."""
+    host, _, port = address.rpartition(":")
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=1.0).close()
+    except OSError:
+        return False
+    return True
+
+
+def serve() -> NoReturn:
+    """Serves as the worker or ps task that TF_CONFIG names until the chief is done.
+
+    Raises:
+      SystemExit: 0 when the chief is done, another code when it failed or vanished.
+      ValueError: TF_CONFIG is missing or wrong, or names this process the chief.
+    """
+    found = from_env()
+    if found is None:
+        raise ValueError(
+            "serve() needs TF_CONFIG, which names the tasks and this process's place among them; it is not set. Start "
+            "the script with `tfdist run --ps 1 --workers 2`, or see docs/parameter-server.md for its form."
+        )
+    cluster, task = found
+    need_chief(cluster)
+    if task.is_chief:
+        raise ValueError("serve() is for worker and ps tasks, and TF_CONFIG names this process the chief.")
+    raise SystemExit(serve_as(cluster, task))
+
+
+def serve_as(cluster: Cluster, task: Task) -> int:
+    """Serves until the job's end; the exit code."""
+    if task.job == "evaluator":
+        print(f"{task.name}: the chief evaluates, so there is nothing to do here", flush=True)
+        return 0
+    server = tf.distribute.Server(tf.train.ClusterSpec(cluster.spec()), job_name=task.job, task_index=task.index)
+    _kept.append(server)
+    print(f"serving as {task.name}", flush=True)
+    code = watch(Board(cluster.chief), task)
+    atexit.register(_leave, code)
+    return code
+
+
+def _leave(code: int) -> None:
+    """Ends the process here: to take TensorFlow's server and sessions down would wait for tasks that are gone."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
+def watch(board: Board, task: Task) -> int:
+    """Returns when the chief says that the job is over, or has gone; the exit code."""
+    heard: float | None = None
+    began = time.monotonic()
+    while True:
+        try:
+            sizes = board.sizes()
+            heard = time.monotonic()
+            if sizes["done"] or sizes["failed"]:
+                board.put("seen")
+                _wait_for_the_end(board)
+                return FAILED if sizes["failed"] else 0
+        except tf.errors.OpError as error:
+            silent = time.monotonic() - (began if heard is None else heard)
+            if silent > (NEVER_CAME if heard is None else LOST):
+                print(f"{task.name}: the chief gave no answer for {silent:.0f} s ({error.message})", file=sys.stderr)
+                return GONE
+        time.sleep(LOOK)
+
+
+def _wait_for_the_end(board: Board, seconds: float = 8.0) -> None:
+    """Until the chief has left: while it takes its own state down TensorFlow calls the tasks, and complains of each."""
+    ends = time.monotonic() + seconds
+    with contextlib.suppress(tf.errors.OpError):
+        while time.monotonic() < ends:
+            board.sizes()
+            time.sleep(0.1)
+
+
+def dismiss(board: Board, tasks: int, failed: bool, seconds: float = 10.0) -> None:
+    """On the chief: tells the tasks that the job is over, and waits until they know."""
+    ends = time.monotonic() + seconds
+    try:
+        board.put("failed" if failed else "done")
+        while board.sizes()["seen"] < tasks and time.monotonic() < ends:
+            time.sleep(0.05)
+    except tf.errors.OpError as error:
+        print(f"tfdist: the tasks could not be told that the job is over: {error.message}", file=sys.stderr)
+
+
+os.environ.setdefault("GRPC_FAIL_FAST", "use_caller")

@@ -1,0 +1,146 @@
+"""What a worker runs: a few steps of training, each on freshly pulled values, each pushed as one update."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tfdist.ps import mirror
+from tfdist.ps.store import Store
+
+# Random draws that a layer may make in one step before it repeats those of the next.
+DRAWS = 4096
+
+_here = threading.local()
+
+
+@dataclass
+class Collected:
+    """The step that is being traced: where the optimizer leaves its gradients instead of applying them."""
+
+    optimizer: Any
+    gradients: list[Any] | None = None
+    variables: list[Any] = field(default_factory=list)
+
+
+def current() -> Collected | None:
+    """The step that surrounds the caller, or None outside of a worker's step."""
+    return getattr(_here, "collected", None)
+
+
+@contextlib.contextmanager
+def _collecting(collected: Collected) -> Iterator[Collected]:
+    _here.collected = collected
+    try:
+        yield collected
+    finally:
+        _here.collected = None
+
+
+class Work:
+    """The graph of a call: `steps` batches in, one update each, and what to tell the chief.
+
+    Args:
+      model: distributed, built and compiled.
+      store: of its optimizer and variables.
+      metrics: variables of the model's metrics; they start each call as they are now.
+      seeds: states of the model's random layers.
+      name: unique in the job.
+    """
+
+    def __init__(self, model: Any, store: Store, metrics: list[Any], seeds: list[Any], name: str) -> None:
+        self._model, self._store, self._name = model, store, name
+        self._metrics, self._seeds = metrics, seeds
+        self._fresh = [v.numpy() for v in metrics]
+        self._seed = [v.numpy() for v in seeds]
+        self._step = tf.function(self._one, autograph=False, reduce_retracing=True)
+        self._traced: dict[Any, Any] = {}
+
+    def call(self, batches: Sequence[Any]) -> tuple[Any, list[tf.Tensor]]:
+        """(function, its flat arguments without call number and rate) for these batches."""
+        flat = [tf.nest.flatten(batch) for batch in batches]
+        specs = tuple(tuple(_spec(t) for t in batch) for batch in flat)
+        if specs not in self._traced:
+            like = batches[0]
+
+            def work(call: tf.Tensor, rate: tf.Tensor, *tensors: tf.Tensor) -> dict[str, Any]:
+                size = len(tensors) // len(specs)
+                groups = [tensors[i * size : (i + 1) * size] for i in range(len(specs))]
+                return self._steps(call, rate, [tf.nest.pack_sequence_as(like, list(g)) for g in groups])
+
+            traced = tf.function(work, autograph=False)
+            self._traced[specs] = traced.get_concrete_function(
+                tf.TensorSpec((), tf.int64), tf.TensorSpec((), tf.float32), *(s for batch in specs for s in batch)
+            )
+        return self._traced[specs], [t for batch in flat for t in batch]
+
+    def metrics_of(self, values: Sequence[Any]) -> list[tuple[Any, Any, Any]]:
+        """(variable, its value before a call, its value after) from what the call returned."""
+        return list(zip(self._metrics, self._fresh, values, strict=True))
+
+    def _steps(self, call: tf.Tensor, rate: tf.Tensor, batches: list[Any]) -> dict[str, Any]:
+        metrics = [tf.constant(value) for value in self._fresh]
+        late: list[tf.Tensor] = []
+        logs: Any = {}
+        for step, batch in enumerate(batches):
+            with tf.control_dependencies(late[-1:]):  # a step sees the updates of those before
+                values, statistics, version = self._store.pull()
+            gradients, changes, metrics, logs = self._step(
+                batch, values, statistics, metrics, call * len(batches) + step
+            )
+            late.append(self._store.push(gradients, changes, rate, version, (call, step)))
+        return {"metrics": metrics, "late": tf.stack(late), "logs": logs}
+
+    def _one(
+        self,
+        batch: Any,
+        values: list[tf.Tensor],
+        statistics: list[tf.Tensor],
+        metrics: list[tf.Tensor],
+        number: tf.Tensor,
+    ) -> tuple[list[tf.Tensor], list[tf.Tensor], list[tf.Tensor], Any]:
+        """One step of the model on given values: gradients, changes of statistics, metrics, logs."""
+        store = self._store
+        draws = tf.cast(tf.math.floormod(number * DRAWS, 2**32), tf.uint32)
+        seeds = [tf.stack([tf.constant(seed[0]), draws]) for seed in self._seed]
+        others = _paired([*store.statistics, *self._metrics, *self._seeds], [*statistics, *metrics, *seeds])
+        with _collecting(Collected(store.optimizer)) as collected:
+            logs, after = mirror.run(
+                lambda: self._model.train_step(batch), _paired(store.variables, values), others, self._name
+            )
+        count = len(statistics)
+        changes = [new - old for new, old in _paired(after[:count], statistics)]
+        return self._by_variable(collected), changes, after[count : count + len(metrics)], logs
+
+    def _by_variable(self, collected: Collected) -> list[tf.Tensor]:
+        if collected.gradients is None:
+            raise ValueError(
+                f"The train_step of {self._model.name!r} applied no optimizer, so no worker would ever send a "
+                "gradient. Use `self.optimizer.apply(gradients, variables)` with the optimizer given to compile()."
+            )
+        found = {id(v): g for v, g in zip(collected.variables, collected.gradients, strict=True)}
+        # A variable without a gradient stays as it is under the elementwise rules when its gradient is zero.
+        return [
+            tf.zeros(v.shape, keras.backend.standardize_dtype(v.dtype))
+            if found.get(id(v)) is None
+            else tf.cast(tf.convert_to_tensor(found[id(v)]), keras.backend.standardize_dtype(v.dtype))
+            for v in self._store.variables
+        ]
+
+
+def _paired(some: Sequence[Any], others: Sequence[Any]) -> list[tuple[Any, Any]]:
+    return list(zip(some, others, strict=True))
+
+
+def _spec(tensor: Any) -> tf.TypeSpec:
+    """A batch of any number of rows."""
+    spec = tf.type_spec_from_value(tensor)
+    if isinstance(spec, tf.TensorSpec) and spec.shape.rank:
+        return tf.TensorSpec([None, *spec.shape[1:]], spec.dtype)
+    return spec

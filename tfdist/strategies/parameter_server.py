@@ -1,0 +1,91 @@
+"""Parameters on ps tasks, steps on workers, `fit` on the chief: as a `tf.distribute.Strategy`."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+from collections.abc import Iterator
+from typing import Any
+
+import tensorflow as tf
+
+from tfdist.ps.chief import START, Chief
+from tfdist.ps.task import serve_as
+from tfdist.tf_config import Cluster, from_env, need_chief
+from tfdist.trainers import ps as mixing
+from tfdist.trainers.models import check_backend
+
+
+class ParameterServerStrategy(tf.distribute.OneDeviceStrategy):
+    """Asynchronous data parallel training: each worker's gradient is applied when it comes.
+
+    One script for every task; `TF_CONFIG` (chief, worker, ps) tells a process its role. In a worker or ps task this
+    constructor serves until the chief is done and raises SystemExit(0), so what follows it runs on the chief alone.
+    There Keras' `fit` reads batches and hands them to workers; a worker pulls the parameters from the ps tasks,
+    computes the gradient of one batch, and each ps applies its part with its part of the optimizer (Dean et al.,
+    Large Scale Distributed Deep Networks, 2012; Li et al., Scaling Distributed Machine Learning with the Parameter
+    Server, 2014).
+
+    ```python
+    strategy = tfdist.ParameterServerStrategy()
+    with strategy.scope():
+        model = strategy.distribute(build_model())
+        model.compile("adam", "sparse_categorical_crossentropy", metrics=["accuracy"])
+    model.fit(x, y, batch_size=64)
+    ```
+
+    Args:
+      cluster: a `tfdist.LocalCluster`, for all tasks on this machine from one script; None: as TF_CONFIG says.
+      start_seconds: to wait for all tasks to come up.
+
+    Raises:
+      SystemExit: in a worker or ps task, when the job is over.
+      ValueError: TF_CONFIG is missing or wrong (the message names the key), or Keras' backend is not TensorFlow.
+      RuntimeError: tasks did not come up in time, or the process has such a strategy already.
+    """
+
+    def __init__(self, *, cluster: Any = None, start_seconds: float = START) -> None:
+        check_backend()
+        tasks = cluster.cluster if cluster is not None else _from_tf_config()
+        self.chief = Chief(tasks, start_seconds)
+        self.models = itertools.count()
+        super().__init__("/job:chief/replica:0/task:0/device:CPU:0")
+
+    @contextlib.contextmanager
+    def scope(self) -> Iterator[ParameterServerStrategy]:
+        """Where models are built, as with every strategy. Nothing special happens: the chief's model is a plain one.
+
+        A scope of TensorFlow's would draw to the chief what `fit` makes on the ps tasks.
+        """
+        yield self
+
+    def experimental_distribute_dataset(self, dataset: Any, options: Any = None) -> Any:
+        """The dataset itself: the chief reads it, and hands each batch to one worker."""
+        return dataset
+
+    def distribute(self, model: Any) -> Any:
+        """Makes a Keras model train on the workers; returns the same object, still of its own class.
+
+        Args:
+          model: a `keras.Model`, compiled or not, or a function without arguments that builds one (called inside
+            the scope).
+
+        Raises:
+          ValueError: something else, such as a tf_keras model.
+        """
+        return mixing.distribute(model, self)
+
+
+def _from_tf_config() -> Cluster:
+    """The cluster, on the chief; other tasks serve and leave here."""
+    found = from_env()
+    if found is None:
+        raise ValueError(
+            "ParameterServerStrategy() found no TF_CONFIG, which names the tasks. Start the script with "
+            "`tfdist run --ps 1 --workers 2 train.py`, or pass cluster=tfdist.LocalCluster(workers=2, ps=1)."
+        )
+    cluster, task = found
+    need_chief(cluster)
+    if not task.is_chief:
+        raise SystemExit(serve_as(cluster, task))
+    return cluster
