@@ -10,6 +10,7 @@ import keras
 
 from tfdist.comm.clock import Timing, timing
 from tfdist.trainers.optimizer import RingOptimizer
+from tfdist.trainers.ps import Session
 from tfdist.trainers.swap import has
 from tfdist.trainers.switchboard import Switchboard, of
 
@@ -133,6 +134,9 @@ class RunReport(keras.callbacks.Callback):
     - `buckets` and `bytes` a step, before compression
 
     The times are taken by four operations a bucket in the step's graph.
+
+    Under `ParameterServerStrategy` it holds what `tfdist.trainers.ps.Session.report` says: updates, their speed, and
+    how late gradients were.
     """
 
     def __init__(self) -> None:
@@ -146,7 +150,8 @@ class RunReport(keras.callbacks.Callback):
         super().set_model(model)
         if "_tfdist" not in model.__dict__:
             raise ValueError("RunReport needs a distributed model: call `model = strategy.distribute(model)` before.")
-        of(model).clock_steps(model)
+        if not isinstance(of(model), Session):
+            of(model).clock_steps(model)
 
     def on_train_begin(self, logs: Any = None) -> None:
         self._seconds, self._timings = [], []
@@ -156,7 +161,7 @@ class RunReport(keras.callbacks.Callback):
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         self._seconds.append(time.perf_counter() - self._start)
-        for reducer in of(self.model).reducers[:1]:
+        for reducer in getattr(of(self.model), "reducers", [])[:1]:
             stamps = reducer.clock.read() if reducer.clock is not None else None
             if stamps is not None:
                 self._timings.append(timing(*stamps))
@@ -165,6 +170,10 @@ class RunReport(keras.callbacks.Callback):
         board = of(self.model)
         steps = self._seconds[2:] or self._seconds
         if not steps:
+            return
+        if isinstance(board, Session):
+            self.result = board.report()
+            print(f"tfdist: {describe_updates(self.result)}", flush=True)
             return
         executed = self.model.steps_per_execution
         step = statistics.median(steps) / executed
@@ -194,4 +203,18 @@ def describe(result: dict[str, Any], ranks: int) -> str:
         f"{line}, {result['communicating']:.0%} of it communicating ({result['hidden']:.0%} of that hidden behind the "
         f"backward pass); {result['buckets']} bucket{'s' if result['buckets'] != 1 else ''}, "
         f"{result['bytes'] / 1e6:.3g} MB a step"
+    )
+
+
+def describe_updates(result: dict[str, Any]) -> str:
+    """The report of a parameter server as a line."""
+    late, updates = result["late"], max(result["updates"], 1)
+    shares = ", ".join(f"{n}: {late[n] / updates:.0%}" for n in sorted(late)[:4])
+    rest = sum(late[n] for n in sorted(late)[4:])
+    more = f", more: {rest / updates:.0%}" if rest else ""
+    return (
+        f"{result['workers']} worker{'s' if result['workers'] > 1 else ''}, {result['ps']} ps: "
+        f"{result['samples_per_s']:,.0f} samples/s, {result['updates_per_s']:.1f} updates/s; "
+        f"{result['updates']} updates, {result['steps_a_call']} a call; "
+        f"other updates between pull and push: {shares}{more}"
     )

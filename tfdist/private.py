@@ -208,6 +208,16 @@ def local_variable(name: str, value: Any) -> tuple[Any, Any]:
     return variable, tf.raw_ops.AssignVariableOp(resource=handle, value=value)
 
 
+def trained_by(optimizer: Any) -> list[Any]:
+    """The variables that an optimizer was built on, in its order."""
+    return list(optimizer._trainable_variables)
+
+
+def follows_schedule(optimizer: Any) -> bool:
+    """Whether an optimizer's learning rate is computed from its iterations, not a variable that others set."""
+    return callable(optimizer._learning_rate)
+
+
 def decays(optimizer: Any, variable: Any) -> bool:
     """Whether an optimizer's weight decay counts for a variable."""
     return bool(optimizer._use_weight_decay(variable))

@@ -19,6 +19,20 @@ CHECKS: dict[int, list] = {1: [], 2: []}
 SPARSE = "sparse_categorical_crossentropy"
 
 
+class Sum(keras.metrics.Metric):
+    """Of the labels."""
+
+    def __init__(self):
+        super().__init__(name="sum")
+        self.total = self.add_weight(shape=(), initializer="zeros", name="total")
+
+    def update_state(self, y_true, y_pred, sample_weight=None):
+        self.total.assign_add(tf.reduce_sum(tf.cast(y_true, tf.float32)))
+
+    def result(self):
+        return self.total
+
+
 def with_workers(count):
     def note(check):
         CHECKS[count].append(check)
@@ -236,6 +250,25 @@ def fits_go_on_and_files_are_plain(strategy):
         np.testing.assert_allclose(ours.predict(x, verbose=0), plain.predict(x, verbose=0), atol=1e-5)
         assert ours.evaluate(x, y, verbose=0, return_dict=True).keys() == {"accuracy", "loss"}
 
+        class Interrupt(keras.callbacks.Callback):
+            def on_epoch_begin(self, epoch, logs=None):
+                if epoch == 2:
+                    raise KeyboardInterrupt
+
+        resumed, straight = pair(strategy, dense, lambda: keras.optimizers.Adam(0.01))
+        straight.fit(x, y, batch_size=16, epochs=4, shuffle=False, verbose=0)
+        for callbacks in ([Interrupt()], []):
+            backup = keras.callbacks.BackupAndRestore(f"{folder}/backup")
+            try:
+                history = resumed.fit(
+                    x, y, batch_size=16, epochs=4, shuffle=False, verbose=0, callbacks=[backup, *callbacks]
+                )
+            except KeyboardInterrupt:
+                resumed = strategy.distribute(dense())  # as a new process has it
+                resumed.compile(keras.optimizers.Adam(0.01), SPARSE, metrics=["accuracy"])
+        assert history.epoch == [2, 3]
+        assert_same(resumed, straight)
+
         saved = []
 
         class Look(keras.callbacks.Callback):
@@ -333,29 +366,19 @@ def p1_updates_are_counted_and_the_loss_stays_finite(strategy):
     keras.utils.set_random_seed(4)
     model = strategy.distribute(dense())
     model.compile(keras.optimizers.Adam(0.01), SPARSE, metrics=["accuracy"])
-    history = model.fit(x, y, batch_size=8, epochs=4, verbose=0).history
+    report = tfdist.RunReport()
+    history = model.fit(x, y, batch_size=8, epochs=4, verbose=0, callbacks=[report]).history
     assert int(model.optimizer.iterations) == 4 * 80
     assert history["loss"][-1] < history["loss"][0] < 2
-    late = model.__dict__["_tfdist"].late
-    assert len(late) == 4 * 80
+    late = report.result["late"]
+    assert sum(late.values()) == report.result["updates"] == 4 * 80
     assert max(late) > 0  # the workers did run side by side
+    assert report.result["samples_per_s"] > report.result["updates_per_s"] > 0
 
 
 @with_workers(2)
 def every_sample_is_used_once(strategy):
     """Promise 2: the epoch's metrics are those of all samples, whoever computed them."""
-
-    class Sum(keras.metrics.Metric):
-        def __init__(self):
-            super().__init__(name="sum")
-            self.total = self.add_weight(shape=(), initializer="zeros", name="total")
-
-        def update_state(self, y_true, y_pred, sample_weight=None):
-            self.total.assign_add(tf.reduce_sum(tf.cast(y_true, tf.float32)))
-
-        def result(self):
-            return self.total
-
     x, y = data(203)[0], np.arange(203, dtype="float32")[:, None]
     model = strategy.distribute(keras.Sequential([keras.Input((8,)), keras.layers.Dense(1)]))
     model.compile(keras.optimizers.SGD(0.0), "mse", metrics=[Sum(), "mae"])
@@ -386,6 +409,26 @@ def batch_callbacks_and_stopping(strategy):
 
 
 @with_workers(2)
+def p9_a_killed_worker_costs_no_update(strategy):
+    """P9: the other one does its work, every sample once; a new one at its address takes part again."""
+
+    class Kill(keras.callbacks.Callback):
+        def on_train_batch_begin(self, batch, logs=None):
+            if batch == 40:
+                CLUSTER.processes["worker/1"].kill()
+
+    x, y = data(640)
+    model = strategy.distribute(keras.Sequential([keras.Input((8,)), keras.layers.Dense(1)]))
+    model.compile(keras.optimizers.SGD(0.0), "mse", metrics=[Sum()])
+    for callbacks in ([Kill()], []):
+        history = model.fit(x, y[:, None], batch_size=4, epochs=1, verbose=0, callbacks=callbacks).history
+        assert history["sum"] == [y.sum()]
+        if callbacks:
+            CLUSTER.restart("worker/1")
+    assert int(model.optimizer.iterations) == 2 * 160
+
+
+@with_workers(2)
 def bytes_are_even_over_the_ps(strategy):
     x, y = data()
     hidden = [keras.layers.Dense(64) for _ in range(8)]
@@ -401,9 +444,26 @@ def bytes_are_even_over_the_ps(strategy):
         assert all(part.device in v.value.device for v in [*part.kept, *part.optimizer.variables])
 
 
+@with_workers(2)
+def a_dead_ps_is_named(strategy):
+    """The last check: nothing goes on after it."""
+
+    class Kill(keras.callbacks.Callback):
+        def on_train_batch_begin(self, batch, logs=None):
+            if batch == 40:
+                CLUSTER.processes["ps/1"].kill()
+
+    x, y = data(640)
+    model = strategy.distribute(dense())
+    model.compile("sgd", SPARSE)
+    refused(lambda: model.fit(x, y, batch_size=4, epochs=3, verbose=0, callbacks=[Kill()]), "ps/1 (127.0.0.1:")
+
+
 def main() -> None:
+    global CLUSTER
     workers, results = int(sys.argv[1]), sys.argv[2]
-    strategy = tfdist.ParameterServerStrategy(cluster=tfdist.LocalCluster(workers=workers, ps=2))
+    CLUSTER = tfdist.LocalCluster(workers=workers, ps=2)
+    strategy = tfdist.ParameterServerStrategy(cluster=CLUSTER)
     found = {}
     with strategy.scope():
         for check in CHECKS[workers]:

@@ -23,6 +23,19 @@ ROOT = Path(__file__).parents[2]
 ENV = {**os.environ, **QUIET, "PYTHONPATH": str(ROOT)}
 
 
+@pytest.fixture(autouse=True)
+def nothing_left(tmp_path):
+    """No process of a test outlives it."""
+    yield
+    left = []
+    for process in psutil.process_iter(["cmdline", "status"]):
+        line = " ".join(process.info["cmdline"] or [])
+        if ("tfdist.serve()" in line or str(tmp_path) in line) and process.info["status"] != psutil.STATUS_ZOMBIE:
+            left.append(line)
+            process.kill()
+    assert not left
+
+
 @pytest.mark.parametrize("workers", [1, 2])
 def test_checks(workers, tmp_path):
     results = tmp_path / "results.json"
@@ -32,7 +45,6 @@ def test_checks(workers, tmp_path):
     failed = {name: trace for name, trace in json.loads(results.read_text()).items() if trace}
     assert not failed, "\n".join(f"--- {name}\n{trace}" for name, trace in failed.items())
     assert done.returncode == 0, done.stderr[-3000:]
-    assert not [p for p in psutil.process_iter(["cmdline"]) if "tfdist.serve()" in " ".join(p.info["cmdline"] or [])]
 
 
 TRAINING = """
@@ -135,3 +147,18 @@ def test_no_chief_is_said_at_once(script):
     done = subprocess.run([sys.executable, script], env=env, capture_output=True, text=True, timeout=60)
     assert done.returncode == 1
     assert "chief" in done.stderr.splitlines()[-1]
+
+
+def test_the_example_learns(tmp_path):
+    """The README's command: the ring's accuracy, one line of code apart."""
+    ring, ours = (ROOT / "examples" / name for name in ("ring.py", "parameter_server.py"))
+    code = [
+        [line for line in file.read_text().split('"""', 2)[2].splitlines() if "print(" not in line]
+        for file in (ring, ours)
+    ]
+    assert sum(a != b for a, b in zip(*code, strict=True)) == 1
+    code, out, err = run_ps(str(ours))
+    assert code == 0, err
+    accuracy = float(out.split("validation accuracy ")[1].split(",")[0])
+    assert accuracy >= 0.97
+    assert "tfdist: 2 workers, 1 ps: " in out

@@ -59,6 +59,19 @@ class LocalCluster:
             preexec_fn=_with_parent, start_new_session=True,
         )  # fmt: skip
 
+    def restart(self, name: str) -> None:
+        """Starts a task that has ended again, at its address.
+
+        Raises:
+          ValueError: there is no such task, or it still runs.
+        """
+        if name not in self.processes:
+            raise ValueError(f"LocalCluster has no task {name!r}; it has {', '.join(self.processes)}.")
+        if self.processes[name].poll() is None:
+            raise ValueError(f"{name} still runs, as process {self.processes[name].pid}.")
+        job, index = name.split("/")
+        self.processes[name] = self._start(Task(job, int(index)))
+
     def close(self, seconds: float = 5.0) -> None:
         """Ends the tasks that are still there."""
         for process in self.processes.values():

@@ -7,7 +7,7 @@ import contextlib
 import sys
 import time
 from collections.abc import Callable
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from concurrent.futures import ALL_COMPLETED, FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from typing import Any
 
 import tensorflow as tf
@@ -17,6 +17,8 @@ from tfdist.tf_config import Cluster, Task
 
 START = 300.0  # seconds for all tasks to come up
 TELL = 10.0  # seconds between two lines about tasks that are not there yet
+PROBE = 5.0  # seconds after which a silent cluster is looked at
+ALONE = 60.0  # seconds without any worker, after which training ends
 AHEAD = 2  # calls that wait for a worker beside the one it runs
 
 
@@ -73,11 +75,36 @@ class Chief:
 
         Raises:
           whatever a call raised on its worker.
+          RuntimeError: no worker has been there for a minute.
         """
         if not self._running:
             return []
-        done, self._running = wait(self._running, return_when="ALL_COMPLETED" if everything else FIRST_COMPLETED)
+        when = ALL_COMPLETED if everything else FIRST_COMPLETED
+        silent = time.monotonic()
+        done: set[Future[Any]] = set()
+        while not done or (everything and self._running):
+            ended, self._running = wait(self._running, timeout=PROBE, return_when=when)
+            done |= ended
+            if ended or any(listens(address) for address in self.cluster.workers):
+                silent = time.monotonic()
+            elif time.monotonic() - silent > ALONE:
+                workers = _named(self.cluster, [task for task in self.cluster.tasks() if task.job == "worker"])
+                raise RuntimeError(f"For {ALONE:.0f} s no worker has answered: {workers}. See why they ended.")
         return [future.result() for future in done]
+
+    def explain(self, error: BaseException) -> None:
+        """Raises an error that names the tasks that are gone, where some are.
+
+        Raises:
+          RuntimeError: from `error`.
+        """
+        tasks = [task for task in self.cluster.tasks() if task.job in ("worker", "ps")]
+        gone = [task for task in tasks if not listens(self.cluster.address(task))]
+        if gone:
+            raise RuntimeError(
+                f"{_named(self.cluster, gone)} ended while the chief was training. See why, and start the job again "
+                "from its last checkpoint."
+            ) from error
 
     def abandon(self) -> None:
         """Lets running calls end and forgets what they return, after an error."""

@@ -90,7 +90,7 @@ def copy_of(optimizer: Any, variables: list[Any], original: Callable[[int], int]
     done_by_workers = dict.fromkeys(("clipnorm", "global_clipnorm", "clipvalue", "loss_scale_factor"))
     copy = optimizer.__class__.from_config({**optimizer.get_config(), **done_by_workers})
     if optimizer.weight_decay:
-        known = optimizer._trainable_variables
+        known = private.trained_by(optimizer)
         spared = [v for i, v in enumerate(variables) if not private.decays(optimizer, known[original(i)])]
         if spared:
             copy.exclude_from_weight_decay(var_list=spared)

@@ -18,6 +18,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from tfdist import private
 from tfdist.comm import fusion
 from tfdist.comm.buckets import Row
 from tfdist.ps import layout
@@ -52,7 +53,7 @@ class Store:
             for j, device in enumerate(devices)
             if any(h.ps == j for h in self.holdings)
         ]
-        with tf.device(devices[-1]):
+        with tf.device(self.parts[-1].device):
             self._statistics = [tf.Variable(v.value, trainable=False) for v in statistics]
         self._version = self.parts[0].version
 
@@ -152,7 +153,8 @@ class Store:
             ]
             extra = list(zip(self._statistics, changes, strict=True)) if part is self.parts[-1] else []
             late.append(part.push(parcels, extra, rate, version, work))
-        return late[0]
+        with tf.control_dependencies(late):  # an update is done when every ps has its part
+            return tf.identity(late[0])
 
 
 class _Part:
@@ -180,7 +182,7 @@ class _Part:
 
         def apply() -> tf.Tensor:
             late = self.version - version
-            if not callable(self.optimizer._learning_rate):
+            if not private.follows_schedule(self.optimizer):
                 self.optimizer.learning_rate = rate
             self.optimizer.apply(parcels, self.kept)
             for variable, change in extra:

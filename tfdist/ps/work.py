@@ -14,8 +14,8 @@ import tensorflow as tf
 from tfdist.ps import mirror
 from tfdist.ps.store import Store
 
-# Random draws that a layer may make in one step before it repeats those of the next.
-DRAWS = 4096
+# Batches of a call: more make its graph large and its first run slow.
+MOST_STEPS = 8
 
 _here = threading.local()
 
@@ -62,23 +62,23 @@ class Work:
         self._step = tf.function(self._one, autograph=False, reduce_retracing=True)
         self._traced: dict[Any, Any] = {}
 
-    def call(self, batches: Sequence[Any]) -> tuple[Any, list[tf.Tensor]]:
-        """(function, its flat arguments without call number and rate) for these batches."""
-        flat = [tf.nest.flatten(batch) for batch in batches]
-        specs = tuple(tuple(_spec(t) for t in batch) for batch in flat)
-        if specs not in self._traced:
-            like = batches[0]
+    def call(self, batches: Sequence[Any], spec: Any) -> tuple[Any, list[tf.Tensor]]:
+        """(function, its arguments beside call number and rate) for batches of a type, with None where they have."""
+        flat = [[t for t in tf.nest.flatten(batch) if t is not None] for batch in batches]
+        specs = [s for s in tf.nest.flatten(spec) if s is not None]
+        count = len(batches)
+        key = (count, tuple(specs))
+        if key not in self._traced:
 
             def work(call: tf.Tensor, rate: tf.Tensor, *tensors: tf.Tensor) -> dict[str, Any]:
-                size = len(tensors) // len(specs)
-                groups = [tensors[i * size : (i + 1) * size] for i in range(len(specs))]
-                return self._steps(call, rate, [tf.nest.pack_sequence_as(like, list(g)) for g in groups])
+                given = iter(tensors)
+                fill = lambda s: None if s is None else next(given)  # noqa: E731
+                return self._steps(call, rate, [tf.nest.map_structure(fill, spec) for _ in range(count)])
 
-            traced = tf.function(work, autograph=False)
-            self._traced[specs] = traced.get_concrete_function(
-                tf.TensorSpec((), tf.int64), tf.TensorSpec((), tf.float32), *(s for batch in specs for s in batch)
+            self._traced[key] = tf.function(work, autograph=False).get_concrete_function(
+                tf.TensorSpec((), tf.int64), tf.TensorSpec((), tf.float32), *(specs * count)
             )
-        return self._traced[specs], [t for batch in flat for t in batch]
+        return self._traced[key], [t for batch in flat for t in batch]
 
     def metrics_of(self, values: Sequence[Any]) -> list[tuple[Any, Any, Any]]:
         """(variable, its value before a call, its value after) from what the call returned."""
@@ -91,9 +91,8 @@ class Work:
         for step, batch in enumerate(batches):
             with tf.control_dependencies(late[-1:]):  # a step sees the updates of those before
                 values, statistics, version = self._store.pull()
-            gradients, changes, metrics, logs = self._step(
-                batch, values, statistics, metrics, call * len(batches) + step
-            )
+            number = call * MOST_STEPS + step
+            gradients, changes, metrics, logs = self._step(batch, values, statistics, metrics, number)
             late.append(self._store.push(gradients, changes, rate, version, (call, step)))
         return {"metrics": metrics, "late": tf.stack(late), "logs": logs}
 
@@ -107,8 +106,9 @@ class Work:
     ) -> tuple[list[tf.Tensor], list[tf.Tensor], list[tf.Tensor], Any]:
         """One step of the model on given values: gradients, changes of statistics, metrics, logs."""
         store = self._store
-        draws = tf.cast(tf.math.floormod(number * DRAWS, 2**32), tf.uint32)
-        seeds = [tf.stack([tf.constant(seed[0]), draws]) for seed in self._seed]
+        # Of each update another seed; the odd factor (Knuth's) keeps neighbours apart and meets none twice in 2**32.
+        number = tf.cast(tf.math.floormod(number * 2654435761, 2**32), tf.uint32)
+        seeds = [tf.stack([tf.constant(seed[0]) + number, tf.constant(seed[1])]) for seed in self._seed]
         others = _paired([*store.statistics, *self._metrics, *self._seeds], [*statistics, *metrics, *seeds])
         with _collecting(Collected(store.optimizer)) as collected:
             logs, after = mirror.run(
@@ -136,11 +136,3 @@ class Work:
 
 def _paired(some: Sequence[Any], others: Sequence[Any]) -> list[tuple[Any, Any]]:
     return list(zip(some, others, strict=True))
-
-
-def _spec(tensor: Any) -> tf.TypeSpec:
-    """A batch of any number of rows."""
-    spec = tf.type_spec_from_value(tensor)
-    if isinstance(spec, tf.TensorSpec) and spec.shape.rank:
-        return tf.TensorSpec([None, *spec.shape[1:]], spec.dtype)
-    return spec

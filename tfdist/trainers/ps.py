@@ -7,6 +7,8 @@ callbacks see the model.
 
 from __future__ import annotations
 
+import collections
+import contextlib
 import time
 from typing import Any
 
@@ -16,7 +18,7 @@ import tensorflow as tf
 
 from tfdist.ps import slots
 from tfdist.ps.store import Store
-from tfdist.ps.work import Work
+from tfdist.ps.work import MOST_STEPS, Work
 from tfdist.trainers.arguments import arguments, refuse_jit
 from tfdist.trainers.logs import metric_variables
 from tfdist.trainers.models import given, mix, other_strategy
@@ -24,7 +26,6 @@ from tfdist.trainers.ps_optimizer import PSOptimizer
 from tfdist.trainers.swap import has, swap
 
 CALL_SECONDS = 0.1  # a call of this length costs under 5 % in coordination
-MOST_STEPS = 8  # of a call: more make its graph large and its first run slow
 SHOWN_EVERY = 0.2  # seconds between two looks at the metrics for the progress bar
 
 
@@ -35,6 +36,7 @@ class PSTrainer:
         refuse_jit(super().compile, args, kwargs, NO_XLA)
         super().compile(*args, **kwargs)
         adopt(self)
+        self.__dict__["_tfdist"].forget()
 
     def fit(self, *args: Any, **kwargs: Any) -> Any:
         call = arguments(super().fit, args, kwargs)
@@ -47,8 +49,11 @@ class PSTrainer:
         session = self.__dict__["_tfdist"]
         try:
             return super().fit(**call)
+        except (tf.errors.UnavailableError, tf.errors.AbortedError) as error:
+            session.strategy.chief.explain(error)
+            raise
         finally:
-            session.end(self)
+            session.end()
 
     def make_train_function(self, force: bool = False) -> Any:
         self.train_function = self.__dict__["_tfdist"].train_function(self)
@@ -101,18 +106,44 @@ class Session:
     def __init__(self, strategy: Any, name: str) -> None:
         self.strategy, self.name = strategy, name
         self.training = False  # whether the ps tasks hold newer values than the chief
-        self.late: list[int] = []  # of each update: how many others came between its pull and its push
+        self.late: collections.Counter[int] = collections.Counter()  # see `report`
+        self._marks: list[tuple[float, int, int]] = []  # (time, updates, samples) as calls end
+        self._rows = 0
         self._calls = 0
         self._store: Store | None = None
         self._work: Work | None = None
         self._made_for: Any = None
         self._waiting: list[Any] = []
+        self._spec: Any = None
         self._steps = 1
         self._timed: list[tuple[float, int]] = []
-        self._logs: Any = {}
+        self._returned: dict[str, Any] = {}  # by the step that ended last
+        self._metrics: dict[str, Any] = {}
         self._shown = 0.0
 
+    def report(self) -> dict[str, Any]:
+        """About the latest `fit`.
+
+        - `workers`, `ps`: tasks; `steps_a_call`: batches that a worker gets at a time
+        - `updates`: applied; `late`: how many of them had 0, 1, 2, ... other updates between their pull and their push
+        - `updates_per_s`, `samples_per_s`: all workers together, without the first fifth, which sets things up
+        """
+        marks = self._marks[len(self._marks) // 5 :] or [(0.0, 0, 0)]
+        seconds = max(marks[-1][0] - marks[0][0], 1e-9)
+        return {
+            "workers": self.strategy.chief.workers,
+            "ps": len(self.strategy.chief.ps_devices),
+            "steps_a_call": self._steps,
+            "updates": sum(self.late.values()),
+            "late": dict(self.late),
+            "updates_per_s": (marks[-1][1] - marks[0][1]) / seconds,
+            "samples_per_s": (marks[-1][2] - marks[0][2]) / seconds,
+        }
+
     def train_function(self, model: Any) -> Any:
+        self.late.clear()
+        self._marks.clear()
+
         def train(iterator: Any) -> Any:
             for done in range(model.steps_per_execution):
                 try:
@@ -121,44 +152,54 @@ class Session:
                     if not done:
                         raise
                     break
-                self.take(model, tf.nest.map_structure(_plain, batch))
+                self.take(model, tf.nest.map_structure(_plain, batch), iterator.element_spec)
             return self.logs(model)
 
         return train
 
-    def take(self, model: Any, batch: Any) -> None:
+    def take(self, model: Any, batch: Any, spec: Any) -> None:
         """Puts a batch into the next call; hands the call over when it is full."""
         if not self.training:
             self._begin(model)
+        self._spec = tf.nest.map_structure(_plain_spec, spec)
         self._waiting.append(batch)
+        self._rows += int(tf.nest.flatten(batch)[0].shape[0])
         if len(self._waiting) >= self._steps:
-            self._send(model)
+            self._send(model, self._waiting)
+            self._waiting = []
 
     def logs(self, model: Any) -> dict[str, Any]:
-        """Metrics of what has been trained so far in this epoch, looked at now and then."""
+        """What the step returns, with metrics of all that was trained so far in this epoch; looked at now and then."""
         now = time.monotonic()
-        if now - self._shown > SHOWN_EVERY:
-            self._shown = now
-            self._logs = {**self._logs, **model.get_metrics_result()}
-        return self._logs
+        if not self._metrics or now - self._shown > SHOWN_EVERY:
+            self._shown, self._metrics = now, dict(model.get_metrics_result())
+        if not self._returned:  # no call has ended yet
+            return self._metrics
+        return {name: self._metrics.get(name, value) for name, value in self._returned.items()}
 
     def finish(self, model: Any) -> dict[str, Any]:
         """Waits for all updates; the model on the chief is up to date then. The epoch's logs."""
-        if self._waiting:
-            self._send(model)
+        for batch in self._waiting:  # one by one: a call of another length would have to be traced
+            self._send(model, [batch])
+        self._waiting = []
         while found := self.strategy.chief.results(everything=True):
             self._learn(found)
         self._store.fetch()
-        self.training = False
-        return {**self._logs, **model.get_metrics_result()}
+        self.training, self._metrics = False, {}
+        return self.logs(model)
 
-    def end(self, model: Any) -> None:
+    def end(self) -> None:
         """After `fit`, however it ended."""
         if self.training:
-            self.strategy.chief.abandon()
-            self._store.fetch()
             self.training = False
+            self.strategy.chief.abandon()
+            with contextlib.suppress(tf.errors.OpError):  # a ps may be what is gone
+                self._store.fetch()
         self._waiting = []
+
+    def forget(self) -> None:
+        """After `compile`: what was traced is of another loss."""
+        self._made_for = None
 
     def _begin(self, model: Any) -> None:
         """The chief's values to the ps tasks; everything is made anew when the model was compiled or changed."""
@@ -166,9 +207,9 @@ class Session:
         variables = list(model.trainable_variables)
         if not optimizer.built:
             optimizer.build(variables)
-        made_for = (id(optimizer), [id(v) for v in model.variables], id(model._compile_metrics))
+        metrics = metric_variables(model)
+        made_for = [id(optimizer), *(id(v) for v in (*model.variables, *variables, *metrics))]
         if made_for != self._made_for:
-            metrics = metric_variables(model)
             kept = {id(v) for v in (*variables, *metrics)}
             others = [v for v in model.non_trainable_variables if id(v) not in kept]
             seeds = [v for v in others if keras.backend.standardize_dtype(v.dtype) == "uint32"]
@@ -178,14 +219,14 @@ class Session:
             self._work = Work(model, self._store, metrics, seeds, name)
             self._made_for, self._steps, self._timed = made_for, 1, []
         self._store.load()
-        self._logs, self._shown = {}, time.monotonic()
+        self._returned, self._metrics = {}, {}
         self.training = True
 
-    def _send(self, model: Any) -> None:
+    def _send(self, model: Any, batches: list[Any]) -> None:
         chief = self.strategy.chief
         while chief.full():
             self._learn(chief.results())
-        function, tensors = self._work.call(self._waiting)
+        function, tensors = self._work.call(batches, self._spec)
         rate = model.optimizer.learning_rate
         rate = np.float32(0.0 if callable(rate) else float(rate))
         began = time.monotonic()
@@ -198,17 +239,20 @@ class Session:
                 step = min(seconds for seconds, _ in self._timed)
                 self._steps = max(1, min(MOST_STEPS, round(CALL_SECONDS / step)))
         self._calls += 1
-        self._waiting = []
 
     def _learn(self, results: list[Any]) -> None:
         for result in results:
             for variable, before, after in self._work.metrics_of(result["metrics"]):
                 variable.assign(variable + (after - before) if variable.aggregation == "sum" else after)
-            self.late += [int(n) for n in result["late"] if n >= 0]
-            own = {k: v for k, v in result["logs"].items() if not isinstance(v, dict)}
-            self._logs = {**own, **self._logs} if not self._logs else {**self._logs, **own}
+            self.late.update(int(n) for n in result["late"] if n >= 0)
+            self._marks.append((time.monotonic(), sum(self.late.values()), self._rows))
+            self._returned = {k: v for k, v in result["logs"].items() if not isinstance(v, dict)}
 
 
 def _plain(value: Any) -> Any:
     """A part of a batch; Keras wraps a missing one."""
     return None if isinstance(value, tf.experimental.Optional) else value
+
+
+def _plain_spec(spec: Any) -> Any:
+    return None if isinstance(spec, tf.OptionalSpec) else spec

@@ -51,6 +51,7 @@ class Switchboard:
         self.synchronized_norm = False
         self.moving_statistics: list[Any] = []
         self.training = False
+        self.wanted = False
         self.told: set[str] = set()
         self.synchronized = False
         self.clocked = False
@@ -147,11 +148,14 @@ class Switchboard:
     # -- stopping ------------------------------------------------------------------------------------------
 
     def want_stop(self, value: bool) -> None:
+        self.wanted = value
         self.wish.assign(float(value))
-        if not value or self.comm.size == 1:
-            self.agreed.assign(float(value))
+        if not value:
+            self.agreed.assign(0.0)
 
     def stop_agreed(self) -> bool:
+        if self.comm.size == 1:  # Keras asks at every step: spare the look into a tensor
+            return self.wanted
         return bool(self.agreed.numpy() > 0)
 
     def agree_on_stop(self) -> None:
