@@ -71,7 +71,7 @@ def ended(gone: int, why: str, rank: int, hosts: Sequence[str], what: str) -> st
     """The message for `rank`, which waited in `what` while rank `gone` left (`why`: "" or its exception)."""
     where = f"while {named([rank], hosts)} waited in {what}"
     if why:
-        return f"{named([gone], hosts)} ended with {why} {where}; its own traceback tells why"
+        return f"{named([gone], hosts)} ended with {why.rstrip(': ')} {where}; its own traceback tells why"
     return (
         f"{named([gone], hosts)} ended {where}; if it was not killed, it came to its end without that operation, which "
         "every rank must call"

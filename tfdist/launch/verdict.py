@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Iterable
+from textwrap import shorten
 
 from tfdist.launch.rundir import Failure
 
@@ -74,7 +75,7 @@ def report(failures: Iterable[Failure]) -> str:
         return ""
     kind = "tasks" if first.task else "ranks"
     shown = [f for f in failures if f is not first and not f.told]
-    lines = [f"  {headline(f):.{LINE_LENGTH}}" for f in shown[:MOST_LINES]]
+    lines = [f"  {shorten(headline(f), LINE_LENGTH, placeholder=' ...')}" for f in shown[:MOST_LINES]]
     if len(shown) > MOST_LINES:
         lines.append(f"  ... and {len(shown) - MOST_LINES} more {kind}")
     if lines:

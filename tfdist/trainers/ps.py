@@ -25,7 +25,7 @@ from tfdist.trainers.models import given, mix, other_strategy
 from tfdist.trainers.ps_optimizer import PSOptimizer
 from tfdist.trainers.swap import has, swap
 
-CALL_SECONDS = 0.1  # a call of this length costs under 5 % in coordination
+CALL_SECONDS = 0.5  # of a call, at which handing it out costs little
 SHOWN_EVERY = 0.2  # seconds between two looks at the metrics for the progress bar
 
 
