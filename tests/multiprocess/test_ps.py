@@ -94,6 +94,18 @@ def test_one_script_for_all_tasks(script):
     assert "Failed to" not in err
 
 
+def test_the_environment_chooses(tmp_path):
+    (tmp_path / "train.py").write_text(TRAINING.replace("ParameterServerStrategy(start_seconds=60)", "auto_strategy()"))
+    code, out, err = run_ps(str(tmp_path / "train.py"))
+    assert code == 0, err
+    assert out.count("tfdist: parameter server, because TF_CONFIG names 2 workers and 1 ps") == 1
+    assert "updates 48" in out
+    alone = [sys.executable, str(tmp_path / "train.py")]
+    done = subprocess.run(alone, env=ENV, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert "tfdist: one process, because neither" in done.stdout
+
+
 def test_a_chief_that_fails_takes_the_tasks_along(script):
     code, _, err = run_ps(script, "fail")
     assert code == 1
