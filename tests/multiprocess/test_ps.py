@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import os
@@ -21,18 +22,21 @@ from tfdist.tf_config import Task
 
 ROOT = Path(__file__).parents[2]
 ENV = {**os.environ, **QUIET, "PYTHONPATH": str(ROOT)}
+MARK = "TFDIST_TEST"  # in the environment of whatever a test starts
 
 
 @pytest.fixture(autouse=True)
-def nothing_left(tmp_path):
+def nothing_left(tmp_path, monkeypatch):
     """No process of a test outlives it."""
+    monkeypatch.setitem(ENV, MARK, str(tmp_path))
     yield
     left = []
     for process in psutil.process_iter(["cmdline", "status"]):
-        line = " ".join(process.info["cmdline"] or [])
-        if ("tfdist.serve()" in line or str(tmp_path) in line) and process.info["status"] != psutil.STATUS_ZOMBIE:
-            left.append(line)
-            process.kill()
+        with contextlib.suppress(psutil.Error):
+            mine = process.environ().get(MARK) == str(tmp_path)
+            if mine and process.info["status"] != psutil.STATUS_ZOMBIE:
+                left.append(process.info["cmdline"])
+                process.kill()
     assert not left
 
 

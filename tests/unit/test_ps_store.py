@@ -52,7 +52,7 @@ def pusher(store, rate=0.0):
     def push(grads, call):
         _, statistics, version = store.pull()
         changes = [tf.ones_like(s) for s in statistics]
-        return store.push(grads, changes, tf.constant(rate, tf.float32), version, (call, 0))
+        return store.push(grads, changes, tf.constant(rate, tf.float32), version, (call, tf.constant(0, tf.int64)))
 
     return lambda grads, call: int(push([tf.constant(g) for g in grads], tf.constant(call, tf.int64)))
 
@@ -121,7 +121,7 @@ def test_a_late_gradient_knows_how_late_it_is():
     @tf.function(autograph=False)
     def stale():
         rate, version, call = tf.constant(0.1), tf.constant(1, tf.int64), tf.constant(9, tf.int64)
-        return store.push([tf.constant(g) for g in grads], [], rate, version, (call, 0))
+        return store.push([tf.constant(g) for g in grads], [], rate, version, (call, tf.constant(0, tf.int64)))
 
     assert int(stale()) == 2
 

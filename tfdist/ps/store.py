@@ -131,7 +131,7 @@ class Store:
         changes: Sequence[tf.Tensor],
         rate: tf.Tensor,
         version: tf.Tensor,
-        work: tuple[tf.Tensor, int],
+        work: tuple[tf.Tensor, tf.Tensor],
     ) -> tf.Tensor:
         """Applies one update, unless that was done before.
 
@@ -140,7 +140,7 @@ class Store:
           changes: what is added to the statistics.
           rate: the learning rate, where the optimizer follows no schedule.
           version: that `pull` gave with the values the gradients are of.
-          work: number of the call (int64) and of the step within it.
+          work: number of the call and of the step within it, int64.
 
         Returns:
           int64: how many updates others have made since the pull; -1 where this one was done before.
@@ -188,7 +188,7 @@ class _Part:
             for variable, change in extra:
                 variable.assign_add(change)
             self.version.assign_add(1)
-            self.ledger.scatter_nd_update([[slot]], [tf.stack([call, tf.constant(step + 1, tf.int64)])])
+            self.ledger.scatter_nd_update([[slot]], [tf.stack([call, step + 1])])
             return late
 
         def once() -> tf.Tensor:

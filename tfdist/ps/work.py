@@ -14,8 +14,8 @@ import tensorflow as tf
 from tfdist.ps import mirror
 from tfdist.ps.store import Store
 
-# Batches of a call. Each makes its graph larger: for 102 small layers one takes 7 s to set up, four take 15, eight 40.
-MOST_STEPS = 4
+# Batches of a call. When its worker dies all are computed again, so not too many.
+MOST_STEPS = 10
 
 _here = threading.local()
 
@@ -63,38 +63,66 @@ class Work:
         self._traced: dict[Any, Any] = {}
 
     def call(self, batches: Sequence[Any], spec: Any) -> tuple[Any, list[tf.Tensor]]:
-        """(function, its arguments beside call number and rate) for batches of a type, with None where they have."""
-        flat = [[t for t in tf.nest.flatten(batch) if t is not None] for batch in batches]
+        """The function for a call, and its arguments beside the call's number and the rate.
+
+        Args:
+          batches: one of any kind, or several that `stackable` says can go together.
+          spec: their type, with None where they have None.
+        """
         specs = [s for s in tf.nest.flatten(spec) if s is not None]
-        count = len(batches)
-        key = (count, tuple(specs))
+        flat = [[t for t in tf.nest.flatten(batch) if t is not None] for batch in batches]
+        several = len(batches) > 1
+        key = (several, tuple(specs))
         if key not in self._traced:
+            if several:
+                specs = [tf.TensorSpec([None, *s.shape], s.dtype) for s in specs]
 
             def work(call: tf.Tensor, rate: tf.Tensor, *tensors: tf.Tensor) -> dict[str, Any]:
-                given = iter(tensors)
-                fill = lambda s: None if s is None else next(given)  # noqa: E731
-                return self._steps(call, rate, [tf.nest.map_structure(fill, spec) for _ in range(count)])
+                return (self._several if several else self._single)(call, rate, tensors, spec)
 
             self._traced[key] = tf.function(work, autograph=False).get_concrete_function(
-                tf.TensorSpec((), tf.int64), tf.TensorSpec((), tf.float32), *(specs * count)
+                tf.TensorSpec((), tf.int64), tf.TensorSpec((), tf.float32), *specs
             )
-        return self._traced[key], [t for batch in flat for t in batch]
+        return self._traced[key], [tf.stack(column) for column in zip(*flat, strict=True)] if several else flat[0]
 
     def metrics_of(self, values: Sequence[Any]) -> list[tuple[Any, Any, Any]]:
         """(variable, its value before a call, its value after) from what the call returned."""
         return list(zip(self._metrics, self._fresh, values, strict=True))
 
-    def _steps(self, call: tf.Tensor, rate: tf.Tensor, batches: list[Any]) -> dict[str, Any]:
-        metrics = [tf.constant(value) for value in self._fresh]
-        late: list[tf.Tensor] = []
-        logs: Any = {}
-        for step, batch in enumerate(batches):
-            with tf.control_dependencies(late[-1:]):  # a step sees the updates of those before
-                values, statistics, version = self._store.pull()
-            number = call * MOST_STEPS + step
-            gradients, changes, metrics, logs = self._step(batch, values, statistics, metrics, number)
-            late.append(self._store.push(gradients, changes, rate, version, (call, step)))
-        return {"metrics": metrics, "late": tf.stack(late), "logs": logs}
+    def _single(self, call: tf.Tensor, rate: tf.Tensor, tensors: Sequence[Any], spec: Any) -> dict[str, Any]:
+        late, metrics, logs = self._update(_filled(spec, tensors), self._start(), call, tf.constant(0, tf.int64), rate)
+        return {"metrics": metrics, "late": late[tf.newaxis], "logs": logs}
+
+    def _several(self, call: tf.Tensor, rate: tf.Tensor, tensors: Sequence[Any], spec: Any) -> dict[str, Any]:
+        """A loop over the first axis: its graph, and what setting it up takes, are those of one step."""
+        count = tf.shape(tensors[0], tf.int64)[0]
+
+        def again(step: tf.Tensor, *_: Any) -> tf.Tensor:
+            return step < count
+
+        def once(step: tf.Tensor, late: tf.TensorArray, metrics: list[tf.Tensor], logs: Any) -> Any:
+            batch = _filled(spec, [t[step] for t in tensors])
+            found, metrics, logs = self._update(batch, metrics, call, step, rate)
+            return step + 1, late.write(tf.cast(step, tf.int32), found), metrics, logs
+
+        first = _filled(spec, [t[0] for t in tensors])
+        found, metrics, logs = self._update(first, self._start(), call, tf.constant(0, tf.int64), rate)
+        late = tf.TensorArray(tf.int64, tf.cast(count, tf.int32)).write(0, found)
+        _, late, metrics, logs = tf.while_loop(
+            again, once, (tf.constant(1, tf.int64), late, metrics, logs), parallel_iterations=1
+        )
+        return {"metrics": metrics, "late": late.stack(), "logs": logs}
+
+    def _start(self) -> list[tf.Tensor]:
+        return [tf.constant(value) for value in self._fresh]
+
+    def _update(
+        self, batch: Any, metrics: list[tf.Tensor], call: tf.Tensor, step: tf.Tensor, rate: tf.Tensor
+    ) -> tuple[tf.Tensor, list[tf.Tensor], Any]:
+        """Pull, step, push; how late the update was, the metrics after it, the step's logs."""
+        values, statistics, version = self._store.pull()
+        gradients, changes, metrics, logs = self._step(batch, values, statistics, metrics, call * MOST_STEPS + step)
+        return self._store.push(gradients, changes, rate, version, (call, step)), metrics, logs
 
     def _one(
         self,
@@ -136,3 +164,19 @@ class Work:
 
 def _paired(some: Sequence[Any], others: Sequence[Any]) -> list[tuple[Any, Any]]:
     return list(zip(some, others, strict=True))
+
+
+def stackable(one: Any, other: Any) -> bool:
+    """Whether two batches can be in one call: plain tensors of the same shapes."""
+    pairs = zip(tf.nest.flatten(one), tf.nest.flatten(other), strict=True)
+    return all(a is b is None or (_dense(a) and _dense(b) and a.shape == b.shape) for a, b in pairs)
+
+
+def _dense(value: Any) -> bool:
+    return isinstance(value, tf.Tensor)
+
+
+def _filled(spec: Any, tensors: Sequence[Any]) -> Any:
+    """A batch of the structure of `spec` from its tensors; None where `spec` has None."""
+    given = iter(tensors)
+    return tf.nest.map_structure(lambda s: None if s is None else next(given), spec)

@@ -18,7 +18,7 @@ import tensorflow as tf
 
 from tfdist.ps import slots
 from tfdist.ps.store import Store
-from tfdist.ps.work import MOST_STEPS, Work
+from tfdist.ps.work import MOST_STEPS, Work, stackable
 from tfdist.trainers.arguments import arguments, refuse_jit
 from tfdist.trainers.logs import metric_variables
 from tfdist.trainers.models import given, mix, other_strategy
@@ -161,12 +161,13 @@ class Session:
         """Puts a batch into the next call; hands the call over when it is full."""
         if not self.training:
             self._begin(model)
+        if self._waiting and not stackable(self._waiting[0], batch):
+            self._send_waiting(model)
         self._spec = tf.nest.map_structure(_plain_spec, spec)
         self._waiting.append(batch)
         self._rows += int(tf.nest.flatten(batch)[0].shape[0])
         if len(self._waiting) >= self._steps:
-            self._send(model, self._waiting)
-            self._waiting = []
+            self._send_waiting(model)
 
     def logs(self, model: Any) -> dict[str, Any]:
         """What the step returns, with metrics of all that was trained so far in this epoch; looked at now and then."""
@@ -179,9 +180,8 @@ class Session:
 
     def finish(self, model: Any) -> dict[str, Any]:
         """Waits for all updates; the model on the chief is up to date then. The epoch's logs."""
-        for batch in self._waiting:  # one by one: a call of another length would have to be traced
-            self._send(model, [batch])
-        self._waiting = []
+        if self._waiting:
+            self._send_waiting(model)
         while found := self.strategy.chief.results(everything=True):
             self._learn(found)
         self._store.fetch()
@@ -221,6 +221,10 @@ class Session:
         self._store.load()
         self._returned, self._metrics = {}, {}
         self.training = True
+
+    def _send_waiting(self, model: Any) -> None:
+        batches, self._waiting = self._waiting, []
+        self._send(model, batches)
 
     def _send(self, model: Any, batches: list[Any]) -> None:
         chief = self.strategy.chief
