@@ -159,6 +159,11 @@ def auto_jit(model: Any) -> bool:
     return bool(model._resolve_auto_jit_compile())
 
 
+def element_spec(epoch_iterator: Any) -> Any:
+    """The type of the batches that Keras' epoch iterator will give."""
+    return epoch_iterator._distributed_dataset.element_spec
+
+
 def set_strategy(obj: Any, strategy: Any) -> None:
     """Tells a model or an optimizer which strategy it belongs to, as Keras does at construction."""
     if hasattr(obj, "_distribution_strategy"):
@@ -187,15 +192,19 @@ def layers_of(model: Any) -> list[Any]:
     return list(model._flatten_layers())
 
 
-def local_variable(name: str, value: Any) -> tuple[Any, Any]:
-    """In a graph: a variable in the memory of whatever task runs it, and the operation that fills it with `value`.
+def local_variable(name: str, value: Any) -> Any:
+    """In a graph: a variable in the memory of whatever task runs it, filled with `value`.
 
     `tf.Variable` cannot be made inside a function that is to run on another task than this.
     """
     variables = importlib.import_module("tensorflow.python.ops.resource_variable_ops")
     tf = importlib.import_module("tensorflow")
-    handle = tf.raw_ops.VarHandleOp(dtype=value.dtype, shape=value.shape, shared_name=name, container="")
-    variable = variables.BaseResourceVariable(
+    place = tf.raw_ops.VarHandleOp(dtype=value.dtype, shape=value.shape, shared_name=name, container="")
+    filled = tf.raw_ops.AssignVariableOp(resource=place, value=value)
+    # Whatever uses the handle comes after the filling, gradients of loops too, which ask for its shape on their own.
+    with tf.control_dependencies([filled]):
+        handle = tf.identity(place)
+    return variables.BaseResourceVariable(
         trainable=True,
         shape=value.shape,
         dtype=value.dtype,
@@ -205,7 +214,6 @@ def local_variable(name: str, value: Any) -> tuple[Any, Any]:
         in_graph_mode=True,
         name=name,
     )
-    return variable, tf.raw_ops.AssignVariableOp(resource=handle, value=value)
 
 
 def trained_by(optimizer: Any) -> list[Any]:

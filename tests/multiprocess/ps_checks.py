@@ -6,6 +6,8 @@ TensorFlow joins one cluster in a process, so all checks of a cluster run in one
 from __future__ import annotations
 
 import json
+import os
+import signal
 import sys
 import traceback
 
@@ -282,6 +284,54 @@ def fits_go_on_and_files_are_plain(strategy):
 
 
 @with_workers(1)
+def recurrent_layers_and_a_missing_weight(strategy):
+    """A loop in the model, whose gradient is a loop; a generator whose batches have None for a part."""
+    random = np.random.default_rng(2)
+    x, y = random.normal(size=(64, 5, 3)).astype("float32"), random.integers(0, 3, 64)
+
+    def build():
+        layers = keras.layers
+        return keras.Sequential(
+            [keras.Input((None, 3)), layers.LSTM(8), layers.Dense(3, "softmax")]
+        )
+
+    assert_like_plain(strategy, build, lambda: keras.optimizers.Adam(0.01), x=x, y=y)
+
+    def batches():
+        for start in range(0, 64, 16):
+            yield x[start : start + 16], y[start : start + 16], None
+
+    ours, plain = pair(strategy, build, lambda: keras.optimizers.SGD(0.1))
+    for model in (ours, plain):
+        model.fit(batches(), epochs=1, steps_per_epoch=4, verbose=0)
+    assert_same(ours, plain)
+
+
+@with_workers(1)
+def callbacks_in_the_middle_of_an_epoch(strategy):
+    """They see losses, and may evaluate: what the chief holds, which is what the epoch began with."""
+    x, y = data(320)
+    losses, values = [], []
+
+    class Look(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            losses.append(float(logs["loss"]))
+            if batch == 15:
+                before = self.model.get_weights()
+                found = self.model.evaluate(x, y, verbose=0, return_dict=True)
+                values.append((found["loss"], before, self.model.get_weights()))
+
+    ours, plain = pair(strategy, dense, lambda: keras.optimizers.SGD(0.1), metrics=())
+    ours.fit(x, y, batch_size=16, epochs=3, shuffle=False, verbose=0, callbacks=[Look()])
+    assert min(losses) > 0
+    for loss, before, after in values:
+        plain.set_weights(before)
+        np.testing.assert_allclose(loss, plain.evaluate(x, y, verbose=0), rtol=1e-5)
+        for one, other in zip(before, after, strict=True):
+            np.testing.assert_array_equal(one, other)
+
+
+@with_workers(1)
 def random_layers_draw_anew_in_each_step(strategy):
     class Mean(keras.metrics.Metric):
         def __init__(self):
@@ -426,6 +476,28 @@ def p9_a_killed_worker_costs_no_update(strategy):
         if callbacks:
             CLUSTER.restart("worker/1")
     assert int(model.optimizer.iterations) == 2 * 160
+
+
+@with_workers(2)
+def an_interrupt_ends_fit_and_the_next_one_works(strategy):
+    class Interrupt(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            if batch == at:
+                os.kill(os.getpid(), signal.SIGINT)
+
+    x, y = data(640)
+    model = strategy.distribute(dense())
+    model.compile("sgd", SPARSE)
+    for at in (1, 30, 61):
+        try:
+            model.fit(x, y, batch_size=8, verbose=0, callbacks=[Interrupt()])
+        except KeyboardInterrupt:
+            pass
+        else:
+            raise AssertionError("no KeyboardInterrupt")
+    before = int(model.optimizer.iterations)
+    model.fit(x, y, batch_size=8, verbose=0)
+    assert int(model.optimizer.iterations) - before == 80
 
 
 @with_workers(2)

@@ -107,11 +107,13 @@ class Chief:
             ) from error
 
     def abandon(self) -> None:
-        """Lets running calls end and forgets what they return, after an error."""
-        wait(self._running)
+        """Lets running calls end, as long as there are workers to run them, and forgets what they return."""
+        while self._running and any(listens(address) for address in self.cluster.workers):
+            _, self._running = wait(self._running, timeout=PROBE)
+        if not self._running:
+            with contextlib.suppress(Exception):
+                self._coordinator.join()  # or an error would be raised again, by the next call
         self._running = set()
-        with contextlib.suppress(Exception):
-            self._coordinator.join()  # or the error would be raised again, by the next call
 
     def leave(self) -> None:
         """Ends the tasks: the job is over. Called when Python ends, too."""

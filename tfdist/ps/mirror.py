@@ -34,12 +34,9 @@ def run(
         what `step` returned, and the values of `others` after it.
     """
     scope = keras.StatelessScope(state_mapping=list(others), collect_losses=True)
-    filled = []
     for index, (variable, value) in enumerate(trainable):
-        local, assigned = private.local_variable(f"{name}.{index}", value)
-        scope.state_mapping[id(variable)] = local
-        filled.append(assigned)
-    with tf.control_dependencies(filled), scope:
+        scope.state_mapping[id(variable)] = private.local_variable(f"{name}.{index}", value)
+    with scope:
         result = step()
         after = [tf.convert_to_tensor(scope.get_current_value(variable)) for variable, _ in others]
     return result, after

@@ -16,9 +16,11 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from tfdist import private
 from tfdist.ps import slots
 from tfdist.ps.store import Store
 from tfdist.ps.work import MOST_STEPS, Work, stackable
+from tfdist.trainers import feeding
 from tfdist.trainers.arguments import arguments, refuse_jit
 from tfdist.trainers.logs import metric_variables
 from tfdist.trainers.models import given, mix, other_strategy
@@ -65,9 +67,24 @@ class PSTrainer:
             "parameter server, or a model that was not distributed."
         )
 
+    def evaluate(self, *args: Any, **kwargs: Any) -> Any:
+        session = self.__dict__["_tfdist"]
+        session.evaluating = True
+        try:
+            return super().evaluate(*args, **kwargs)
+        finally:
+            session.evaluating = False
+
+    def _maybe_symbolic_build(self, iterator: Any = None, data_batch: Any = None) -> None:
+        """Builds from the pipeline's type: a batch read for it would be lost to a generator."""
+        if iterator is not None:
+            spec = tf.nest.map_structure(_plain_spec, private.element_spec(iterator))
+            data_batch = tf.nest.map_structure(lambda s: None if s is None else feeding.symbol(s, None), spec)
+        self._symbolic_build(data_batch=data_batch)
+
     def _get_metrics_result_or_logs(self, logs: Any) -> Any:
         session = self.__dict__["_tfdist"]
-        if session.training:
+        if session.training and not session.evaluating:
             logs = session.finish(self)
         return super()._get_metrics_result_or_logs(logs)
 
@@ -106,6 +123,7 @@ class Session:
     def __init__(self, strategy: Any, name: str) -> None:
         self.strategy, self.name = strategy, name
         self.training = False  # whether the ps tasks hold newer values than the chief
+        self.evaluating = False  # within `evaluate`, perhaps of a callback in the middle of an epoch
         self.late: collections.Counter[int] = collections.Counter()  # see `report`
         self._marks: list[tuple[float, int, int]] = []  # (time, updates, samples) as calls end
         self._rows = 0
@@ -119,6 +137,7 @@ class Session:
         self._timed: list[tuple[float, int]] = []
         self._returned: dict[str, Any] = {}  # by the step that ended last
         self._metrics: dict[str, Any] = {}
+        self._heard = False  # whether a call of this epoch has ended; until then the last values are shown
         self._shown = 0.0
 
     def report(self) -> dict[str, Any]:
@@ -172,7 +191,7 @@ class Session:
     def logs(self, model: Any) -> dict[str, Any]:
         """What the step returns, with metrics of all that was trained so far in this epoch; looked at now and then."""
         now = time.monotonic()
-        if not self._metrics or now - self._shown > SHOWN_EVERY:
+        if not self._metrics or (self._heard and now - self._shown > SHOWN_EVERY):
             self._shown, self._metrics = now, dict(model.get_metrics_result())
         if not self._returned:  # no call has ended yet
             return self._metrics
@@ -185,7 +204,7 @@ class Session:
         while found := self.strategy.chief.results(everything=True):
             self._learn(found)
         self._store.fetch()
-        self.training, self._metrics = False, {}
+        self.training, self._heard, self._shown = False, True, 0.0
         return self.logs(model)
 
     def end(self) -> None:
@@ -199,7 +218,7 @@ class Session:
 
     def forget(self) -> None:
         """After `compile`: what was traced is of another loss."""
-        self._made_for = None
+        self._made_for, self._returned, self._metrics = None, {}, {}
 
     def _begin(self, model: Any) -> None:
         """The chief's values to the ps tasks; everything is made anew when the model was compiled or changed."""
@@ -208,7 +227,8 @@ class Session:
         if not optimizer.built:
             optimizer.build(variables)
         metrics = metric_variables(model)
-        made_for = [id(optimizer), *(id(v) for v in (*model.variables, *variables, *metrics))]
+        # As in Keras, a layer that is frozen or thawed counts from the next compile().
+        made_for = [id(optimizer), *(id(v) for v in (*model.variables, *metrics))]
         if made_for != self._made_for:
             kept = {id(v) for v in (*variables, *metrics)}
             others = [v for v in model.non_trainable_variables if id(v) not in kept]
@@ -219,8 +239,7 @@ class Session:
             self._work = Work(model, self._store, metrics, seeds, name)
             self._made_for, self._steps, self._timed = made_for, 1, []
         self._store.load()
-        self._returned, self._metrics = {}, {}
-        self.training = True
+        self.training, self._heard = True, False
 
     def _send_waiting(self, model: Any) -> None:
         batches, self._waiting = self._waiting, []
@@ -246,6 +265,7 @@ class Session:
 
     def _learn(self, results: list[Any]) -> None:
         for result in results:
+            self._heard = True
             for variable, before, after in self._work.metrics_of(result["metrics"]):
                 variable.assign(variable + (after - before) if variable.aggregation == "sum" else after)
             self.late.update(int(n) for n in result["late"] if n >= 0)

@@ -12,6 +12,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from tfdist import private
 from tfdist.comm import watch
 from tfdist.data.share import Share
 from tfdist.trainers import feeding, files, gathering, losses, optimizer, probe, weights
@@ -148,7 +149,7 @@ class RingTrainer:
     def _maybe_symbolic_build(self, iterator=None, data_batch=None):
         """Builds from the pipeline's element spec: reading a batch for it would lose one of a generator."""
         if iterator is not None:
-            spec = iterator._distributed_dataset.element_spec
+            spec = private.element_spec(iterator)
             spec = spec.data if isinstance(spec, Share) else spec
             board = of(self)
             rows = board.rows or board.strategy.extended.dataset_batch
