@@ -481,8 +481,12 @@ def p9_a_killed_worker_costs_no_update(strategy):
 @with_workers(2)
 def an_interrupt_ends_fit_and_the_next_one_works(strategy):
     class Interrupt(keras.callbacks.Callback):
+        def __init__(self, at):
+            super().__init__()
+            self.at = at
+
         def on_train_batch_end(self, batch, logs=None):
-            if batch == at:
+            if batch == self.at:
                 os.kill(os.getpid(), signal.SIGINT)
 
     x, y = data(640)
@@ -490,7 +494,7 @@ def an_interrupt_ends_fit_and_the_next_one_works(strategy):
     model.compile("sgd", SPARSE)
     for at in (1, 30, 61):
         try:
-            model.fit(x, y, batch_size=8, verbose=0, callbacks=[Interrupt()])
+            model.fit(x, y, batch_size=8, verbose=0, callbacks=[Interrupt(at)])
         except KeyboardInterrupt:
             pass
         else:
