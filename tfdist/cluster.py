@@ -134,3 +134,5 @@ LAUNCHERS = (
     ),
     Launcher("MPICH's mpiexec", "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
 )
+# All variables by which a launcher tells a process its place.
+PLACE_VARIABLES = frozenset(name for launcher in LAUNCHERS for name in launcher.names)

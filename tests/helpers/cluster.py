@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import pytest
+
+from tfdist.launch.installed import built_controllers
 from tfdist.launch.spawn import raise_failure, run_call
 
 QUIET = {"TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": "", "KERAS_BACKEND": "tensorflow"}
+
+needs_mpi = pytest.mark.skipif(
+    shutil.which("mpirun") is None or "mpi" not in (built_controllers() or ()),
+    reason="needs mpirun and a Horovod built with MPI",
+)
 
 
 def run(

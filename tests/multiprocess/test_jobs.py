@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import subprocess
 import sys
 import textwrap
@@ -13,14 +12,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.helpers.cluster import QUIET
-from tfdist.launch.installed import built_controllers
+from tests.helpers.cluster import QUIET, needs_mpi
 
 ROOT = Path(__file__).parents[2]
-needs_mpi = pytest.mark.skipif(
-    shutil.which("mpirun") is None or "mpi" not in (built_controllers() or ()),
-    reason="needs mpirun and a Horovod built with MPI",
-)
 
 TRAINING = """
 import os, signal, sys

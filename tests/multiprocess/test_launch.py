@@ -10,7 +10,6 @@ import contextlib
 import fcntl
 import os
 import pty
-import shutil
 import signal
 import struct
 import subprocess
@@ -24,14 +23,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.helpers.cluster import QUIET
-from tfdist.launch.installed import built_controllers
+from tests.helpers.cluster import QUIET, needs_mpi
 
 ROOT = Path(__file__).parents[2]
-needs_mpi = pytest.mark.skipif(
-    shutil.which("mpirun") is None or "mpi" not in (built_controllers() or ()),
-    reason="needs mpirun and a Horovod built with MPI",
-)
 
 HEAD = """
 import os, signal, sys, threading

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import json
 import os
@@ -12,10 +11,10 @@ import sys
 import time
 from pathlib import Path
 
-import psutil
 import pytest
 
 from tests.helpers.cluster import QUIET
+from tfdist.launch import processes
 from tfdist.launch.ports import cluster_on_free_ports
 from tfdist.ps.task import GONE
 from tfdist.tf_config import Task
@@ -30,14 +29,10 @@ def nothing_left(tmp_path, monkeypatch):
     """No process of a test outlives it."""
     monkeypatch.setitem(ENV, MARK, str(tmp_path))
     yield
-    left = []
-    for process in psutil.process_iter(["cmdline", "status"]):
-        with contextlib.suppress(psutil.Error):
-            mine = process.environ().get(MARK) == str(tmp_path)
-            if mine and process.info["status"] != psutil.STATUS_ZOMBIE:
-                left.append(process.info["cmdline"])
-                process.kill()
-    assert not left
+    left = processes.marked(MARK, str(tmp_path))
+    lines = processes.describe(left)
+    processes.kill(left)
+    assert not lines
 
 
 @pytest.mark.parametrize("workers", [1, 2])

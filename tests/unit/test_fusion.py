@@ -7,6 +7,7 @@ import pytest
 import tensorflow as tf
 
 from tfdist.comm import fusion
+from tfdist.comm.buckets import ALIGNMENT
 
 SHAPES = [(2, 3), (), (4,), (0, 5), (1, 1, 2)]
 
@@ -25,7 +26,7 @@ def test_there_and_back(dtype, wrap):
         return flat, fusion.unpack(flat, SHAPES)
 
     flat, back = wrap(both)(*map(tf.constant, arrays))
-    assert flat.dtype.size * len(flat) % fusion.ALIGNMENT == 0
+    assert flat.dtype.size * len(flat) % ALIGNMENT == 0
     np.testing.assert_array_equal(flat.numpy()[flat.numpy() != 0], np.concatenate([a[a != 0].ravel() for a in arrays]))
     for got, want in zip(back, arrays, strict=True):
         assert got.shape == want.shape

@@ -19,6 +19,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+ALIGNMENT = 64  # bytes; only tensors that start at a multiple of it can share memory in TensorFlow
+
 
 @dataclass(frozen=True)
 class Row:

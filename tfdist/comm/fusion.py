@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
-ALIGNMENT = 64  # bytes; only tensors that start at a multiple of it can share memory in TensorFlow
+from tfdist.comm.buckets import ALIGNMENT
 
 
 def pack(tensors: Sequence[tf.Tensor]) -> tf.Tensor:

@@ -14,10 +14,11 @@ from __future__ import annotations
 
 import math
 
+from tfdist.launch.place import CHIEF
+
 NATURAL_END_SECONDS = 1.0
 KILL_SECONDS = 8.0
 GRACE_SECONDS = 10.0
-CHIEF = 0
 
 
 class Ending:

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
-import signal
 import subprocess
 import sys
 from types import TracebackType
 
-from tfdist.cluster import LAUNCHERS
+from tfdist.cluster import PLACE_VARIABLES
 from tfdist.launch.ports import cluster_on_free_ports
+from tfdist.launch.processes import die_with_parent
 from tfdist.tf_config import Task
 
 SERVE = "import tfdist; tfdist.serve()"
@@ -48,15 +47,14 @@ class LocalCluster:
                 self.processes[task.name] = self._start(task)
 
     def _start(self, task: Task) -> subprocess.Popen[bytes]:
-        ranks = {name for launcher in LAUNCHERS for name in launcher.names}
-        env = {name: value for name, value in os.environ.items() if name not in ranks}
+        env = {name: value for name, value in os.environ.items() if name not in PLACE_VARIABLES}
         env |= {"TF_CONFIG": self.cluster.tf_config(task), "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
         env.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
         # Nobody at the keyboard means a task by Ctrl-C: the chief ends it.
         return subprocess.Popen(
             [sys.executable, "-c", SERVE],
             env=env, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
-            preexec_fn=_with_parent, start_new_session=True,
+            preexec_fn=die_with_parent, start_new_session=True,
         )  # fmt: skip
 
     def restart(self, name: str) -> None:
@@ -90,8 +88,3 @@ class LocalCluster:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
-
-
-def _with_parent() -> None:
-    """Linux ends the task when the thread that started it ends, killed or not (prctl(2), PR_SET_PDEATHSIG = 1)."""
-    ctypes.CDLL(None).prctl(1, signal.SIGKILL)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+CHIEF = 0  # the number of rank 0 or the chief; `Cluster.tasks` begins with it
+
 
 @dataclass(frozen=True)
 class Place:

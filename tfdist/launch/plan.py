@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tfdist.cluster import LAUNCHERS
+from tfdist.cluster import PLACE_VARIABLES
 from tfdist.launch.place import Place
 from tfdist.launch.rundir import MARK
 
@@ -140,8 +140,7 @@ def env_of_run(
         if package_root not in known:
             env["PYTHONPATH"] = ":".join([*known, package_root])
     # A run started from inside another's rank must not take that rank's place for its own.
-    place = {name for launcher in LAUNCHERS for name in launcher.names}
-    return env, frozenset(place & set(inherited))
+    return env, PLACE_VARIABLES & set(inherited)
 
 
 def program_argv(python: str, place: Place, program: Sequence[str]) -> list[str]:

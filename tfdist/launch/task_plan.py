@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from tfdist.launch.place import Place
+from tfdist.launch.place import CHIEF, Place
 from tfdist.launch.plan import Process, Program, check_cores, env_of_run, rank_arguments
 from tfdist.tf_config import Cluster, Task, need_chief
-
-CHIEF = 0  # the chief's number among the places: `Cluster.tasks` begins with it
 
 
 @dataclass(frozen=True)

@@ -17,9 +17,9 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from types import FrameType
 
 from tfdist import tf_config
-from tfdist.launch.place import Place
+from tfdist.launch.place import CHIEF, Place
 from tfdist.launch.rundir import MARK, Failure, RunDir
-from tfdist.launch.task_plan import CHIEF, task_process
+from tfdist.launch.task_plan import task_process
 from tfdist.tf_config import Cluster
 
 ALONE_SECONDS = 1.0  # for the tasks to end their programs themselves

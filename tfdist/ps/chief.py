@@ -19,7 +19,7 @@ START = 300.0  # seconds for all tasks to come up
 TELL = 10.0  # seconds between two lines about tasks that are not there yet
 PROBE = 5.0  # seconds after which a silent cluster is looked at
 ALONE = 60.0  # seconds without any worker, after which training ends
-AHEAD = 2  # calls that wait for a worker beside the one it runs
+AHEAD = 2  # calls of a worker: the one it runs, and the next
 
 
 class Chief:
@@ -28,7 +28,6 @@ class Chief:
     Attributes:
       workers: number of worker tasks.
       ps_devices: of the ps tasks.
-      answered: for each worker the time (`time.time`) of its last sign of life, by task name.
 
     Raises:
       RuntimeError: tasks did not come up in `start` seconds.
@@ -63,11 +62,12 @@ class Chief:
         return self.workers * AHEAD
 
     def schedule(self, function: Callable[..., Any], args: tuple[Any, ...]) -> None:
-        """Hands a call to the next free worker; waits first while as many as may be are under way."""
+        """Hands a call to the next free worker."""
         value = self._coordinator.schedule(function, args=args)
         self._running.add(self._pool.submit(value.fetch))
 
     def full(self) -> bool:
+        """Whether as many calls are under way as should be."""
         return len(self._running) >= self.limit
 
     def results(self, everything: bool = False) -> list[Any]:
@@ -85,12 +85,15 @@ class Chief:
         while not done or (everything and self._running):
             ended, self._running = wait(self._running, timeout=PROBE, return_when=when)
             done |= ended
-            if ended or any(listens(address) for address in self.cluster.workers):
+            if ended or self._any_worker():
                 silent = time.monotonic()
             elif time.monotonic() - silent > ALONE:
                 workers = _named(self.cluster, [task for task in self.cluster.tasks() if task.job == "worker"])
                 raise RuntimeError(f"For {ALONE:.0f} s no worker has answered: {workers}. See why they ended.")
         return [future.result() for future in done]
+
+    def _any_worker(self) -> bool:
+        return any(listens(address) for address in self.cluster.workers)
 
     def explain(self, error: BaseException) -> None:
         """Raises an error that names the tasks that are gone, where some are.
@@ -98,9 +101,7 @@ class Chief:
         Raises:
           RuntimeError: from `error`.
         """
-        tasks = [task for task in self.cluster.tasks() if task.job in ("worker", "ps")]
-        gone = [task for task in tasks if not listens(self.cluster.address(task))]
-        if gone:
+        if gone := _silent(self.cluster, _servers(self.cluster)):
             raise RuntimeError(
                 f"{_named(self.cluster, gone)} ended while the chief was training. See why, and start the job again "
                 "from its last checkpoint."
@@ -108,7 +109,7 @@ class Chief:
 
     def abandon(self) -> None:
         """Lets running calls end, as long as there are workers to run them, and forgets what they return."""
-        while self._running and any(listens(address) for address in self.cluster.workers):
+        while self._running and self._any_worker():
             _, self._running = wait(self._running, timeout=PROBE)
         if not self._running:
             with contextlib.suppress(Exception):
@@ -129,9 +130,9 @@ def await_tasks(cluster: Cluster, seconds: float) -> None:
     Raises:
       RuntimeError: some do not after `seconds`; it names them.
     """
-    missing = [task for task in cluster.tasks() if task.job in ("worker", "ps")]
+    missing = _servers(cluster)
     ends, told = time.monotonic() + seconds, time.monotonic()
-    while missing := [task for task in missing if not listens(cluster.address(task))]:
+    while missing := _silent(cluster, missing):
         now = time.monotonic()
         if now > ends:
             raise RuntimeError(
@@ -142,6 +143,14 @@ def await_tasks(cluster: Cluster, seconds: float) -> None:
             told = now
             print(f"tfdist: waiting for {_named(cluster, missing)}", flush=True)
         time.sleep(0.1)
+
+
+def _servers(cluster: Cluster) -> list[Task]:
+    return [task for task in cluster.tasks() if task.job in ("worker", "ps")]
+
+
+def _silent(cluster: Cluster, tasks: list[Task]) -> list[Task]:
+    return [task for task in tasks if not listens(cluster.address(task))]
 
 
 def _named(cluster: Cluster, tasks: list[Task]) -> str:

@@ -13,9 +13,7 @@ import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-from tfdist.comm.buckets import Row
-
-BOUNDARY = 64  # bytes; stretches are cut at its multiples, as packed tensors begin there (comm/fusion.py)
+from tfdist.comm.buckets import ALIGNMENT, Row
 
 
 @dataclass(frozen=True)
@@ -102,11 +100,11 @@ def _fill(load: Sequence[int], total: int) -> list[int]:
 def _cut(sizes: Sequence[int], room: Sequence[int], itemsize: int) -> list[list[Piece]]:
     """Stretches of about `room` bytes of the row of variables of `sizes` elements.
 
-    The last task with room takes the rest. A variable is cut at multiples of `BOUNDARY` only.
+    The last task with room takes the rest. A variable is cut at multiples of `ALIGNMENT` only.
     """
     pieces: list[list[Piece]] = [[] for _ in room]
     takers = [t for t in range(len(room)) if room[t] > 0] or [0]
-    grain = max(BOUNDARY // itemsize, 1)
+    grain = max(ALIGNMENT // itemsize, 1)
     task, left = 0, room[takers[0]] // itemsize
     for variable, size in enumerate(sizes):
         start = 0

@@ -78,8 +78,7 @@ class PSTrainer:
     def _maybe_symbolic_build(self, iterator: Any = None, data_batch: Any = None) -> None:
         """Builds from the pipeline's type: a batch read for it would be lost to a generator."""
         if iterator is not None:
-            spec = tf.nest.map_structure(_plain_spec, private.element_spec(iterator))
-            data_batch = tf.nest.map_structure(lambda s: None if s is None else feeding.symbol(s, None), spec)
+            data_batch = tf.nest.map_structure(feeding.symbol, private.element_spec(iterator))
         self._symbolic_build(data_batch=data_batch)
 
     def _get_metrics_result_or_logs(self, logs: Any) -> Any:
@@ -134,7 +133,7 @@ class Session:
         self._waiting: list[Any] = []
         self._spec: Any = None
         self._steps = 1
-        self._timed: list[tuple[float, int]] = []
+        self._timed: list[float] = []  # seconds of the first calls of one step
         self._returned: dict[str, Any] = {}  # by the step that ended last
         self._metrics: dict[str, Any] = {}
         self._heard = False  # whether a call of this epoch has ended; until then the last values are shown
@@ -243,9 +242,6 @@ class Session:
 
     def _send_waiting(self, model: Any) -> None:
         batches, self._waiting = self._waiting, []
-        self._send(model, batches)
-
-    def _send(self, model: Any, batches: list[Any]) -> None:
         chief = self.strategy.chief
         while chief.full():
             self._learn(chief.results())
@@ -257,10 +253,9 @@ class Session:
         if self._steps == 1 and len(self._timed) < 3:
             # Too short a call is mostly coordination: time the first few, the very first of which sets things up.
             self._learn(chief.results(everything=True))
-            self._timed.append((time.monotonic() - began, 1))
+            self._timed.append(time.monotonic() - began)
             if len(self._timed) == 3:
-                step = min(seconds for seconds, _ in self._timed)
-                self._steps = max(1, min(MOST_STEPS, round(CALL_SECONDS / step)))
+                self._steps = max(1, min(MOST_STEPS, round(CALL_SECONDS / min(self._timed))))
         self._calls += 1
 
     def _learn(self, results: list[Any]) -> None:
