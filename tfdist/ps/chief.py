@@ -90,6 +90,9 @@ class Chief:
             elif time.monotonic() - silent > ALONE:
                 workers = _named(self.cluster, [task for task in self.cluster.tasks() if task.job == "worker"])
                 raise RuntimeError(f"For {ALONE:.0f} s no worker has answered: {workers}. See why they ended.")
+        failed = [error for future in done if (error := future.exception()) is not None]
+        if failed:  # by one call, for which TensorFlow cancels the others
+            raise min(failed, key=lambda error: isinstance(error, tf.errors.CancelledError))
         return [future.result() for future in done]
 
     def _any_worker(self) -> bool:

@@ -51,7 +51,7 @@ class PSTrainer:
         session = self.__dict__["_tfdist"]
         try:
             return super().fit(**call)
-        except (tf.errors.UnavailableError, tf.errors.AbortedError) as error:
+        except tf.errors.OpError as error:
             session.strategy.chief.explain(error)
             raise
         finally:
