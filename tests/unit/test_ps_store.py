@@ -42,7 +42,12 @@ def gradients(count, shapes=SHAPES):
 
 
 def store_of(optimizer, trained, statistics=(), tasks=2):
-    return Store(["/CPU:0"] * tasks, optimizer, trained, list(statistics), f"test{id(optimizer)}")
+    """A store that has been loaded."""
+    if not optimizer.built:
+        optimizer.build(trained)
+    store = Store(["/CPU:0"] * tasks, optimizer, trained, list(statistics), f"test{id(optimizer)}")
+    store.load()
+    return store
 
 
 def pusher(store, rate=0.0):
@@ -76,7 +81,6 @@ def test_updates_are_those_of_keras(kind):
     optimizer.apply(first, ours)
     oracle.apply(first, theirs)
     store = store_of(optimizer, ours)
-    store.load()
     push = pusher(store, 0.0 if kind == "schedule" else float(optimizer.learning_rate))
     for number, grads in enumerate(rest):
         assert push(grads, number) == 0
@@ -90,10 +94,8 @@ def test_updates_are_those_of_keras(kind):
 def test_a_call_that_runs_again_updates_nothing_twice():
     ours = variables()
     optimizer = keras.optimizers.Adam(0.1)
-    optimizer.build(ours)
     counter = keras.Variable(np.zeros(3, "float32"), trainable=False)
     store = store_of(optimizer, ours, [counter])
-    store.load()
     push = pusher(store, 0.1)
     grads = gradients(1)[0]
     assert push(grads, 7) == 0
@@ -110,9 +112,7 @@ def test_a_call_that_runs_again_updates_nothing_twice():
 def test_a_late_gradient_knows_how_late_it_is():
     ours = variables()
     optimizer = keras.optimizers.SGD(0.1)
-    optimizer.build(ours)
     store = store_of(optimizer, ours)
-    store.load()
     push = pusher(store, 0.1)
     grads = gradients(1)[0]
     for number in range(3):
@@ -129,9 +129,7 @@ def test_a_late_gradient_knows_how_late_it_is():
 def test_the_learning_rate_of_the_call_counts():
     ours = variables([(4,)])
     optimizer = keras.optimizers.SGD(0.1)
-    optimizer.build(ours)
     store = store_of(optimizer, ours, tasks=1)
-    store.load()
     before = ours[0].numpy()
     pusher(store, 0.5)([np.ones(4, "float32")], 0)
     store.fetch()
@@ -146,7 +144,6 @@ def test_constraints_hold_and_stand_alone():
     optimizer.build(ours)
     assert [stands_alone(optimizer, v) for v in ours] == [True, False]
     store = store_of(optimizer, ours)
-    store.load()
     pusher(store, 0.1)(gradients(1, [(4, 3), (3,)])[0], 0)
     store.fetch()
     np.testing.assert_allclose(np.linalg.norm(ours[0].numpy(), axis=0), 1.0, rtol=1e-5)
@@ -155,9 +152,7 @@ def test_constraints_hold_and_stand_alone():
 def test_more_ps_than_parameters():
     ours = variables([(3,)])
     optimizer = keras.optimizers.SGD(0.1)
-    optimizer.build(ours)
     store = store_of(optimizer, ours, tasks=4)
-    store.load()
     assert len(store.parts) == 1
     assert pusher(store, 0.1)([np.ones(3, "float32")], 0) == 0
 

@@ -1,0 +1,138 @@
+"""Checks with two workers, side by side; ps_checks.py runs them."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+import keras
+import numpy as np
+
+import tfdist
+from tests.multiprocess.ps_parts import CLUSTER, SPARSE, Sum, data, dense, refused, with_workers
+
+
+@with_workers(2)
+def p1_updates_are_counted_and_the_loss_stays_finite(strategy):
+    """P1: asynchronous Adam, every update counted."""
+    x, y = data(640)
+    keras.utils.set_random_seed(4)
+    model = strategy.distribute(dense())
+    model.compile(keras.optimizers.Adam(0.01), SPARSE, metrics=["accuracy"])
+    report = tfdist.RunReport()
+    history = model.fit(x, y, batch_size=8, epochs=4, verbose=0, callbacks=[report]).history
+    assert int(model.optimizer.iterations) == 4 * 80
+    assert history["loss"][-1] < history["loss"][0] < 2
+    late = report.result["late"]
+    assert sum(late.values()) == report.result["updates"] == 4 * 80
+    assert max(late) > 0  # the workers did run side by side
+    assert report.result["samples_per_s"] > report.result["updates_per_s"] > 0
+
+
+@with_workers(2)
+def every_sample_is_used_once(strategy):
+    """Promise 2: the epoch's metrics are those of all samples, whoever computed them."""
+    x, y = data(203)[0], np.arange(203, dtype="float32")[:, None]
+    model = strategy.distribute(keras.Sequential([keras.Input((8,)), keras.layers.Dense(1)]))
+    model.compile(keras.optimizers.SGD(0.0), "mse", metrics=[Sum(), "mae"])
+    history = model.fit(x, y, batch_size=8, epochs=2, verbose=0).history
+    assert history["sum"] == [203 * 202 / 2] * 2
+    wanted = np.abs(model.predict(x, verbose=0) - y).mean()
+    np.testing.assert_allclose(history["mae"], [wanted] * 2, rtol=1e-5)
+
+
+@with_workers(2)
+def batch_callbacks_and_stopping(strategy):
+    """P8: callbacks at each batch see logs; stop_training in one of them ends the epoch."""
+    seen = []
+
+    class Watch(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            seen.append(batch)
+            if batch == 9:
+                self.model.stop_training = True
+
+    x, y = data(640)
+    model = strategy.distribute(dense())
+    model.compile("sgd", SPARSE)
+    history = model.fit(x, y, batch_size=8, epochs=3, verbose=0, callbacks=[Watch()])
+    assert seen == list(range(10))
+    assert int(model.optimizer.iterations) == 10
+    assert len(history.history["loss"]) == 1
+
+
+@with_workers(2)
+def p9_a_killed_worker_costs_no_update(strategy):
+    """P9: the other one does its work, every sample once; a new one at its address takes part again."""
+
+    class Kill(keras.callbacks.Callback):
+        def on_train_batch_begin(self, batch, logs=None):
+            if batch == 40:
+                CLUSTER["cluster"].processes["worker/1"].kill()
+
+    x, y = data(640)
+    model = strategy.distribute(keras.Sequential([keras.Input((8,)), keras.layers.Dense(1)]))
+    model.compile(keras.optimizers.SGD(0.0), "mse", metrics=[Sum()])
+    for callbacks in ([Kill()], []):
+        history = model.fit(x, y[:, None], batch_size=4, epochs=1, verbose=0, callbacks=callbacks).history
+        assert history["sum"] == [y.sum()]
+        if callbacks:
+            CLUSTER["cluster"].restart("worker/1")
+    assert int(model.optimizer.iterations) == 2 * 160
+
+
+@with_workers(2)
+def an_interrupt_ends_fit_and_the_next_one_works(strategy):
+    class Interrupt(keras.callbacks.Callback):
+        def __init__(self, at):
+            super().__init__()
+            self.at = at
+
+        def on_train_batch_end(self, batch, logs=None):
+            if batch == self.at:
+                os.kill(os.getpid(), signal.SIGINT)
+
+    x, y = data(640)
+    model = strategy.distribute(dense())
+    model.compile("sgd", SPARSE)
+    for at in (1, 30, 61):
+        try:
+            model.fit(x, y, batch_size=8, verbose=0, callbacks=[Interrupt(at)])
+        except KeyboardInterrupt:
+            pass
+        else:
+            raise AssertionError("no KeyboardInterrupt")
+    before = int(model.optimizer.iterations)
+    model.fit(x, y, batch_size=8, verbose=0)
+    assert int(model.optimizer.iterations) - before == 80
+
+
+@with_workers(2)
+def bytes_are_even_over_the_ps(strategy):
+    x, y = data()
+    hidden = [keras.layers.Dense(64) for _ in range(8)]
+    model = strategy.distribute(keras.Sequential([keras.Input((8,)), *hidden, keras.layers.Dense(3, "softmax")]))
+    model.compile("adam", SPARSE)
+    model.fit(x, y, verbose=0)
+    from tfdist.ps.layout import bytes_by_task
+
+    store = model.__dict__["_tfdist"]._store
+    held = bytes_by_task(store.holdings, store.rows, 2)
+    assert max(held) <= 1.1 * min(held)
+    for part in store.parts:
+        assert all(part.device in v.value.device for v in [*part.kept, *part.optimizer.variables])
+
+
+@with_workers(2)
+def a_dead_ps_is_named(strategy):
+    """The last check: nothing goes on after it."""
+
+    class Kill(keras.callbacks.Callback):
+        def on_train_batch_begin(self, batch, logs=None):
+            if batch == 40:
+                CLUSTER["cluster"].processes["ps/1"].kill()
+
+    x, y = data(640)
+    model = strategy.distribute(dense())
+    model.compile("sgd", SPARSE)
+    refused(lambda: model.fit(x, y, batch_size=4, epochs=3, verbose=0, callbacks=[Kill()]), "ps/1 (127.0.0.1:")
