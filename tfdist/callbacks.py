@@ -10,7 +10,7 @@ import keras
 
 from tfdist.comm.clock import Timing, timing
 from tfdist.trainers.optimizer import RingOptimizer
-from tfdist.trainers.ps import Session
+from tfdist.trainers.ps_session import Session
 from tfdist.trainers.swap import has
 from tfdist.trainers.switchboard import Switchboard, of
 
@@ -135,8 +135,8 @@ class RunReport(keras.callbacks.Callback):
 
     The times are taken by four operations a bucket in the step's graph.
 
-    Under `ParameterServerStrategy` it holds what `tfdist.trainers.ps.Session.report` says: updates, their speed, and
-    how late gradients were.
+    Under `ParameterServerStrategy` it holds what `tfdist.trainers.ps_session.Session.report` says: updates, their
+    speed, how late gradients were, and how many were dropped.
     """
 
     def __init__(self) -> None:
@@ -212,9 +212,10 @@ def describe_updates(result: dict[str, Any]) -> str:
     shares = ", ".join(f"{n}: {late[n] / updates:.0%}" for n in sorted(late)[:4])
     rest = sum(late[n] for n in sorted(late)[4:])
     more = f", more: {rest / updates:.0%}" if rest else ""
+    dropped = f"; {result['dropped']} gradients dropped as late" if result["dropped"] else ""
     return (
         f"{result['workers']} worker{'s' if result['workers'] > 1 else ''}, {result['ps']} ps: "
         f"{result['samples_per_s']:,.0f} samples/s, {result['updates_per_s']:.1f} updates/s; "
         f"{result['updates']} updates, {result['steps_a_call']} a call; "
-        f"other updates between pull and push: {shares}{more}"
+        f"other updates between pull and push: {shares}{more}{dropped}"
     )

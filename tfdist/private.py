@@ -7,8 +7,10 @@ functions here, the trainers override or read the private *methods* and *attribu
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import inspect
+from collections.abc import Iterator
 from typing import Any
 
 # Modules and the names that the functions below import from them.
@@ -192,10 +194,11 @@ def layers_of(model: Any) -> list[Any]:
     return list(model._flatten_layers())
 
 
-def local_variable(name: str, value: Any) -> Any:
+def local_variable(name: str, value: Any, stands_for: Any = None) -> Any:
     """In a graph: a variable in the memory of whatever task runs it, filled with `value`.
 
-    `tf.Variable` cannot be made inside a function that is to run on another task than this.
+    `tf.Variable` cannot be made inside a function that is to run on another task than this. An optimizer knows it as
+    the Keras variable `stands_for`.
     """
     variables = importlib.import_module("tensorflow.python.ops.resource_variable_ops")
     tf = importlib.import_module("tensorflow")
@@ -210,10 +213,23 @@ def local_variable(name: str, value: Any) -> Any:
         dtype=value.dtype,
         handle=handle,
         handle_name=name,
-        unique_id=f"{name}.{id(handle)}",
+        unique_id=f"{name}.{id(handle)}" if stands_for is None else stands_for.value._unique_id,
         in_graph_mode=True,
         name=name,
     )
+
+
+@contextlib.contextmanager
+def holding(pairs: Any) -> Iterator[None]:
+    """Each Keras variable of (variable, stand-in) reads and writes its stand-in instead of its own value."""
+    own = [(variable, variable._value) for variable, _ in pairs]
+    try:
+        for variable, value in pairs:
+            variable._value = value
+        yield
+    finally:
+        for variable, value in own:
+            variable._value = value
 
 
 def trained_by(optimizer: Any) -> list[Any]:
@@ -221,9 +237,9 @@ def trained_by(optimizer: Any) -> list[Any]:
     return list(optimizer._trainable_variables)
 
 
-def follows_schedule(optimizer: Any) -> bool:
-    """Whether an optimizer's learning rate is computed from its iterations, not a variable that others set."""
-    return callable(optimizer._learning_rate)
+def rate_of(optimizer: Any) -> Any:
+    """An optimizer's learning rate as it keeps it: a variable, a schedule, or a function of no argument."""
+    return optimizer._learning_rate
 
 
 def decays(optimizer: Any, variable: Any) -> bool:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import keras
 import numpy as np
 import tensorflow as tf
@@ -88,3 +90,13 @@ def refused(call, words):
         assert words in str(error), error
     else:
         raise AssertionError(f"no error; expected one with {words!r}")
+
+
+@contextlib.contextmanager
+def under(strategy, consistency):
+    """Models that are distributed within train under another consistency, on the same tasks."""
+    before, strategy.consistency = strategy.consistency, consistency
+    try:
+        yield
+    finally:
+        strategy.consistency = before

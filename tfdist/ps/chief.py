@@ -51,27 +51,28 @@ class Chief:
         self.ps_devices = [f"/job:ps/replica:0/task:{i}/device:CPU:0" for i in range(len(cluster.ps))]
         self._board = Board(cluster.chief)
         self._pool = ThreadPoolExecutor(self.limit, thread_name_prefix="tfdist-results")
-        self._running: set[Future[Any]] = set()
+        self._running: dict[Future[Any], int] = {}
         self._left = False
         Chief._connected = self
         atexit.register(self.leave)
 
     @property
     def limit(self) -> int:
-        """Calls that may be under way: each worker runs one and finds the next at hand."""
+        """Calls that keep all workers busy: each runs one and finds the next at hand."""
         return self.workers * AHEAD
 
-    def schedule(self, function: Callable[..., Any], args: tuple[Any, ...]) -> None:
-        """Hands a call to the next free worker."""
+    @property
+    def idle(self) -> bool:
+        """Whether no call is under way."""
+        return not self._running
+
+    def schedule(self, call: int, function: Callable[..., Any], args: tuple[Any, ...]) -> None:
+        """Hands a call, of this number, to the next free worker."""
         value = self._coordinator.schedule(function, args=args)
-        self._running.add(self._pool.submit(value.fetch))
+        self._running[self._pool.submit(value.fetch)] = call
 
-    def full(self) -> bool:
-        """Whether as many calls are under way as should be."""
-        return len(self._running) >= self.limit
-
-    def results(self, everything: bool = False) -> list[Any]:
-        """What calls returned that have ended since the last time; waits for one, or for `everything`.
+    def results(self, everything: bool = False) -> list[tuple[int, Any]]:
+        """(number, what it returned) of calls that have ended since; waits for one, or for `everything`.
 
         Raises:
           whatever a call raised on its worker.
@@ -81,10 +82,10 @@ class Chief:
             return []
         when = ALL_COMPLETED if everything else FIRST_COMPLETED
         silent = time.monotonic()
-        done: set[Future[Any]] = set()
+        done: dict[Future[Any], int] = {}
         while not done or (everything and self._running):
-            ended, self._running = wait(self._running, timeout=PROBE, return_when=when)
-            done |= ended
+            ended, _ = wait(self._running, timeout=PROBE, return_when=when)
+            done |= {future: self._running.pop(future) for future in ended}
             if ended or self._any_worker():
                 silent = time.monotonic()
             elif time.monotonic() - silent > ALONE:
@@ -93,7 +94,7 @@ class Chief:
         failed = [error for future in done if (error := future.exception()) is not None]
         if failed:  # by one call, for which TensorFlow cancels the others
             raise min(failed, key=lambda error: isinstance(error, tf.errors.CancelledError))
-        return [future.result() for future in done]
+        return sorted(((call, future.result()) for future, call in done.items()), key=lambda one: one[0])
 
     def _any_worker(self) -> bool:
         return any(listens(address) for address in self.cluster.workers)
@@ -112,12 +113,13 @@ class Chief:
 
     def abandon(self) -> None:
         """Lets running calls end, as long as there are workers to run them, and forgets what they return."""
-        while self._running and self._any_worker():
-            _, self._running = wait(self._running, timeout=PROBE)
-        if not self._running:
+        left = set(self._running)
+        while left and self._any_worker():
+            _, left = wait(left, timeout=PROBE)
+        if not left:
             with contextlib.suppress(Exception):
                 self._coordinator.join()  # or an error would be raised again, by the next call
-        self._running = set()
+        self._running = {}
 
     def leave(self) -> None:
         """Ends the tasks: the job is over. Called when Python ends, too."""

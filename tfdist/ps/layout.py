@@ -1,10 +1,13 @@
 """Which ps task holds which part of a model: variables in, holdings out. Pure.
 
 Small variables travel together: the elements of all variables of one type stand in one row, and each ps holds a
-stretch of it, cut where the bytes are even. What must be updated as a whole (`alone`) is held whole by one ps::
+stretch of it, cut where the bytes are even. What must be updated as a whole (`alone`) is held whole by one ps. Tables,
+of which a batch needs a few rows only, are dealt out row by row, so that often used rows that stand together do not
+meet on one ps::
 
     row        | kernel 0      |b0| kernel 1        |b1| kernel 2 |
     stretches  |---- ps 0 ----------|---- ps 1 --------------------|     kernel 1 lies on both
+    table      rows 0, 2, 4, ... on ps 0; 1, 3, 5, ... on ps 1
 """
 
 from __future__ import annotations
@@ -34,21 +37,27 @@ class Holding:
         dtype: of its elements.
         pieces: what it holds, in order.
         alone: whether it is one variable, whole and in its own shape.
+        deal: of a table the number of ps tasks it is dealt out over: this one has rows ps, ps + deal, ps + 2 deal, ...
+            The piece counts its elements. 0 for everything else.
     """
 
     ps: int
     dtype: str
     pieces: tuple[Piece, ...]
     alone: bool = False
+    deal: int = 0
 
 
-def plan(rows: Sequence[Row], tasks: int, alone: Collection[int] = ()) -> tuple[Holding, ...]:
+def plan(
+    rows: Sequence[Row], tasks: int, alone: Collection[int] = (), tables: Collection[int] = ()
+) -> tuple[Holding, ...]:
     """Deals the variables out to `tasks` ps tasks, even by bytes as far as those in `alone` allow.
 
     Args:
         rows: the variables.
         tasks: number of ps tasks.
         alone: indices of variables that are held whole, in their own shape.
+        tables: indices of variables that are dealt out by rows, their first dimension.
 
     Raises:
         ValueError: there is no ps task.
@@ -57,11 +66,17 @@ def plan(rows: Sequence[Row], tasks: int, alone: Collection[int] = ()) -> tuple[
         raise ValueError(f"a layout needs at least one ps task, got {tasks}")
     load = [0] * tasks
     holdings = []
+    for index in sorted(tables):
+        length, *width = rows[index].shape
+        for ps in range(min(tasks, length)):
+            size = -(-(length - ps) // tasks) * math.prod(width)
+            load[ps] += rows[index].nbytes * size // math.prod(rows[index].shape)
+            holdings.append(Holding(ps, rows[index].dtype, (Piece(index, 0, size),), deal=tasks))
     for index in sorted(alone, key=lambda i: (-rows[i].nbytes, i)):
         ps = min(range(tasks), key=lambda t: (load[t], t))
         load[ps] += rows[index].nbytes
         holdings.append(Holding(ps, rows[index].dtype, (Piece(index, 0, math.prod(rows[index].shape)),), True))
-    fused = [i for i in range(len(rows)) if i not in set(alone)]
+    fused = [i for i in range(len(rows)) if i not in {*alone, *tables}]
     for dtype in sorted({rows[i].dtype for i in fused}):
         members = [i for i in fused if rows[i].dtype == dtype]
         total = sum(rows[i].nbytes for i in members)

@@ -21,6 +21,8 @@ def run(
     trainable: Sequence[tuple[Any, tf.Tensor]],
     others: Sequence[tuple[Any, tf.Tensor]],
     name: str,
+    anchors: Sequence[tuple[Any, Any]],
+    alive: list[Any],
 ) -> tuple[Any, list[tf.Tensor]]:
     """Calls `step` in a graph, with values for the variables it reads.
 
@@ -29,6 +31,8 @@ def run(
         trainable: (Keras variable, its value); gradients can be taken of these.
         others: (Keras variable, its value); what `step` writes into these is returned.
         name: prefix of the names in the worker's memory, one for each model.
+        anchors: (Keras variable, what stands in for it) of tables whose values are not there; see `tables`.
+        alive: gets what must live as long as the graph does.
 
     Returns:
         what `step` returned, and the values of `others` after it.
@@ -36,6 +40,9 @@ def run(
     scope = keras.StatelessScope(state_mapping=list(others), collect_losses=True)
     for index, (variable, value) in enumerate(trainable):
         scope.state_mapping[id(variable)] = private.local_variable(f"{name}.{index}", value)
+    for variable, anchor in anchors:
+        scope.state_mapping[id(variable)] = anchor
+    alive.append(scope)
     with scope:
         result = step()
         after = [tf.convert_to_tensor(scope.get_current_value(variable)) for variable, _ in others]

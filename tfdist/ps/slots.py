@@ -23,7 +23,8 @@ class Slots:
     """The variables of an optimizer that was built on `count` variables.
 
     Attributes:
-      shared: those of all variables together, in the optimizer's order.
+      shared: those of all variables together, in the optimizer's order. The learning rate is none of them: the user's
+        optimizer has it, and each update brings it along.
       rows: for each variable {name of the list: slot}.
 
     Raises:
@@ -42,7 +43,8 @@ class Slots:
                 if slot is not None:
                     row[name] = slot
                     listed.add(id(slot))
-        self.shared = [v for v in optimizer.variables if id(v) not in listed]
+        rate = private.rate_of(optimizer)
+        self.shared = [v for v in optimizer.variables if id(v) not in listed and v is not rate]
         strange = [v.path for v in self.shared if len(v.shape)]
         if strange:
             raise ValueError(
@@ -85,10 +87,11 @@ def stands_alone(optimizer: Any, variable: Any) -> bool:
 def copy_of(optimizer: Any, variables: list[Any], original: Callable[[int], int]) -> Any:
     """An optimizer with the same settings, built on `variables`, that neither clips nor unscales (workers do).
 
-    `original(i)` is the index of the variable that `variables[i]` stands for, which decides whether it decays.
+    Its learning rate is a variable, whatever the original's is. `original(i)` is the index of the variable that
+    `variables[i]` stands for, which decides whether it decays.
     """
-    done_by_workers = dict.fromkeys(("clipnorm", "global_clipnorm", "clipvalue", "loss_scale_factor"))
-    copy = optimizer.__class__.from_config({**optimizer.get_config(), **done_by_workers})
+    changed = {**dict.fromkeys(("clipnorm", "global_clipnorm", "clipvalue", "loss_scale_factor")), "learning_rate": 0.0}
+    copy = optimizer.__class__.from_config({**optimizer.get_config(), **changed})
     if optimizer.weight_decay:
         known = private.trained_by(optimizer)
         spared = [v for i, v in enumerate(variables) if not private.decays(optimizer, known[original(i)])]

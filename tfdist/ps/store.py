@@ -1,30 +1,42 @@
 """A model's parameters and optimizer on the ps tasks: loaded by the chief, used by workers, fetched back.
 
-Each ps keeps its holdings (`layout`) and an optimizer of its own for them, a copy of the user's. An update of a ps
-runs in that ps, one at a time, so slots and counters see no race. It carries the number of its call and its step
-within it; each ps notes with the update how far a call has come, so that a call that is run again (its worker died)
-updates nothing twice::
-
-    worker:  pull  -> step -> gradients, clipped -> packed by holding ->  push(call 17, step 3)
-    ps j:    enter; ledger[17] == 3 ? -> optimizer.apply(holding) ; ledger[17] = 4 : nothing ; leave
+Each ps keeps its holdings (`layout`) and applies updates to them (`part`); a store is all of them together.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import keras
 import tensorflow as tf
 
-from tfdist import private
-from tfdist.comm import fusion
+from tfdist.comm import sparse
 from tfdist.comm.buckets import Row
 from tfdist.ps import layout
-from tfdist.ps.slots import Slots, copy_of, stands_alone
+from tfdist.ps.consistency import Async, Consistency
+from tfdist.ps.part import Part, compensates
+from tfdist.ps.pieces import Joiner, gathered, parcels
+from tfdist.ps.slots import Slots, stands_alone
 
-LEDGER = 4096  # calls that may be under way at a time; far more than are
+
+@dataclass(frozen=True)
+class Pulled:
+    """What a worker got from the ps tasks.
+
+    Attributes:
+      values: of the variables; None for a table, whose rows come when they are asked for.
+      statistics: their values.
+      versions: updates that each part had seen.
+      held: values of the holdings, by part.
+    """
+
+    values: list[tf.Tensor | None]
+    statistics: list[tf.Tensor]
+    versions: list[tf.Tensor]
+    held: list[list[tf.Tensor | None]]
 
 
 class Store:
@@ -36,26 +48,43 @@ class Store:
       variables: the trainable Keras variables, on the chief.
       statistics: other Keras variables that steps read and write; what workers add to them is summed.
       name: unique in the job.
+      consistency: how updates come in.
+      tables: indices of variables of which steps need a few rows only.
 
     Attributes:
       holdings: who holds what.
+      rows: the variables as plain values.
     """
 
     def __init__(
-        self, devices: Sequence[str], optimizer: Any, variables: list[Any], statistics: list[Any], name: str
+        self,
+        devices: Sequence[str],
+        optimizer: Any,
+        variables: list[Any],
+        statistics: list[Any],
+        name: str,
+        consistency: Consistency | None = None,
+        tables: Collection[int] = (),
     ) -> None:
         self.optimizer, self.variables, self.statistics = optimizer, variables, statistics
+        self.consistency, self.tables = consistency or Async(), frozenset(tables)
         self.rows = [_row(v) for v in variables]
-        alone = {i for i, v in enumerate(variables) if stands_alone(optimizer, v)}
-        self.holdings = layout.plan(self.rows, len(devices), alone)
+        alone = {i for i, v in enumerate(variables) if i not in self.tables and stands_alone(optimizer, v)}
+        self.holdings = layout.plan(self.rows, len(devices), alone, self.tables)
+        used = [j for j in range(len(devices)) if any(h.ps == j for h in self.holdings)]
         self.parts = [
-            _Part(self, device, [h for h in self.holdings if h.ps == j], f"{name}.ps{j}")
-            for j, device in enumerate(devices)
-            if any(h.ps == j for h in self.holdings)
+            Part(
+                devices[j],
+                [h for h in self.holdings if h.ps == j],
+                optimizer,
+                variables,
+                statistics if j == used[-1] else [],
+                self.consistency,
+                f"{name}.ps{j}",
+            )
+            for j in used
         ]
-        with tf.device(self.parts[-1].device):
-            self._statistics = [tf.Variable(v.value, trainable=False) for v in statistics]
-        self._version = self.parts[0].version
+        self._combine = tf.function(self._combined, autograph=False, reduce_retracing=True)
 
     # -- on the chief ----------------------------------------------------------------------------------------
 
@@ -67,137 +96,142 @@ class Store:
             for theirs, own in zip(slots.shared, mine.shared, strict=True):
                 own.assign(theirs.value)
             for holding, kept, row in zip(part.holdings, part.kept, mine.rows, strict=True):
-                kept.assign(_gathered(holding, self.variables))
+                kept.assign(gathered(holding, self.variables))
                 for attribute, slot in row.items():
-                    slot.assign(_gathered(holding, slots.of(attribute)))
-        for kept, variable in zip(self._statistics, self.statistics, strict=True):
+                    slot.assign(gathered(holding, slots.of(attribute)))
+        for kept, variable in zip(self.parts[-1].statistics, self.statistics, strict=True):
             kept.assign(variable.value)
 
     def fetch(self) -> None:
         """The ps tasks' values to the chief."""
         slots = Slots(self.optimizer, len(self.variables))
-        found: dict[str | None, dict[int, list[tuple[int, tf.Tensor]]]] = {}
+        found: dict[str | None, Joiner] = {}
         for part in self.parts:
             mine = Slots(part.optimizer, len(part.holdings))
             if part is self.parts[0]:
                 for theirs, own in zip(slots.shared, mine.shared, strict=True):
                     theirs.assign(own.value)
             for holding, kept, row in zip(part.holdings, part.kept, mine.rows, strict=True):
-                for attribute, tensor in ((None, kept), *row.items()):
-                    if holding.alone:
-                        target = self.variables if attribute is None else slots.of(attribute)
-                        target[holding.pieces[0].variable].assign(tensor.value)
-                        continue
-                    pieces = fusion.unpack(tf.identity(tensor.value), [(p.stop - p.start,) for p in holding.pieces])
-                    for piece, part_of in zip(holding.pieces, pieces, strict=True):
-                        place = found.setdefault(attribute, {}).setdefault(piece.variable, [])
-                        place.append((piece.start, part_of))
-        for attribute, by_variable in found.items():
+                for attribute, held in ((None, kept), *row.items()):
+                    found.setdefault(attribute, Joiner()).add(holding, tf.identity(held.value))
+        for attribute, joiner in found.items():
             target = self.variables if attribute is None else slots.of(attribute)
-            for index, pieces in by_variable.items():
-                target[index].assign(_joined(pieces, target[index].shape))
-        for kept, variable in zip(self._statistics, self.statistics, strict=True):
+            for index in joiner.variables():
+                target[index].assign(joiner.joined(index, target[index].shape))
+        for kept, variable in zip(self.parts[-1].statistics, self.statistics, strict=True):
             variable.assign(kept)
 
     def updates(self) -> int:
         """Updates that every ps has applied, since the store was made."""
         return min(int(part.version) for part in self.parts)
 
+    def combine(self, calls: Sequence[int], weights: Sequence[float], rate: float) -> None:
+        """Makes one update of what `calls` have deposited, each times its weight; other deposits are dropped."""
+        self._combine(tf.constant(calls, tf.int64), tf.constant(weights, tf.float32), tf.constant(rate, tf.float32))
+
+    def _combined(self, calls: tf.Tensor, weights: tf.Tensor, rate: tf.Tensor) -> None:
+        for part in self.parts:
+            part.combine(calls, weights, rate)
+
     # -- in a worker's graph ---------------------------------------------------------------------------------
 
-    def pull(self) -> tuple[list[tf.Tensor], list[tf.Tensor], tf.Tensor]:
-        """Values of the variables and of the statistics, and the version they are of."""
-        found: dict[int, list[tuple[int, tf.Tensor]]] = {}
-        with tf.device(self.parts[0].device):
-            version = self._version.read_value()
-        for part in self.parts:
-            for holding, kept in zip(part.holdings, part.kept, strict=True):
-                with tf.device(part.device):
-                    value = kept.value.read_value()
-                shapes = [(p.stop - p.start,) for p in holding.pieces]
-                pieces = [value] if holding.alone else fusion.unpack(value, shapes)
-                for piece, part_of in zip(holding.pieces, pieces, strict=True):
-                    found.setdefault(piece.variable, []).append((piece.start, part_of))
-        values = [_joined(found[i], v.shape) for i, v in enumerate(self.variables)]
-        statistics = []
-        for variable in self._statistics:
-            with tf.device(variable.device):
-                statistics.append(variable.read_value())
-        return values, statistics, version
+    def pull(self) -> Pulled:
+        """What the ps tasks hold now, tables excepted."""
+        versions = [part.read_version() for part in self.parts]
+        held = [
+            [None if holding.deal else part.read(i) for i, holding in enumerate(part.holdings)] for part in self.parts
+        ]
+        return Pulled(self.by_variable(held), self.parts[-1].read_statistics(), versions, held)
+
+    def by_variable(self, held: Sequence[Sequence[tf.Tensor | None]]) -> list[tf.Tensor | None]:
+        """Values of the variables from those of the holdings, by part; None for a table."""
+        joiner = Joiner()
+        for part, values in zip(self.parts, held, strict=True):
+            for holding, value in zip(part.holdings, values, strict=True):
+                if value is not None:
+                    joiner.add(holding, value)
+        there = joiner.variables()
+        return [joiner.joined(i, v.shape) if i in there else None for i, v in enumerate(self.variables)]
+
+    def look_up(self, index: int, ids: tf.Tensor) -> tf.Tensor:
+        """Rows of a table: of shape `ids.shape` + the table's width.
+
+        Raises:
+          tf.errors.InvalidArgumentError: at run time, of an id out of range.
+        """
+        variable = self.variables[index]
+        flat = tf.reshape(ids, [-1])
+        length = variable.shape[0]
+        fits = tf.reduce_all((flat >= 0) & (flat < length))
+        message = f"{variable.path} has {length} rows, and a batch asks for others:"
+        with tf.control_dependencies([tf.debugging.Assert(fits, [message, flat])]):
+            unique, position = tf.unique(flat)
+        holders = self._holders(index)
+        deal = holders[0][0].holdings[holders[0][1]].deal
+        where = tf.dynamic_partition(tf.range(tf.size(unique)), tf.cast(unique % deal, tf.int32), deal)
+        rows = [part.rows(i, tf.gather(unique, w) // deal) for (part, i), w in zip(holders, where, strict=False)]
+        found = rows[0] if deal == 1 else tf.dynamic_stitch(where[: len(rows)], rows)
+        return tf.reshape(tf.gather(found, position), [*_shape(ids), *variable.shape[1:]])
 
     def push(
         self,
-        gradients: Sequence[tf.Tensor],
+        gradients: Sequence[Any],
         changes: Sequence[tf.Tensor],
         rate: tf.Tensor,
-        version: tf.Tensor,
+        pulled: Pulled,
         work: tuple[tf.Tensor, tf.Tensor],
     ) -> tf.Tensor:
         """Applies one update, unless that was done before.
 
         Args:
-          gradients: of the variables, dense.
+          gradients: of the variables, dense; of tables `tf.IndexedSlices`.
           changes: what is added to the statistics.
           rate: the learning rate, where the optimizer follows no schedule.
-          version: that `pull` gave with the values the gradients are of.
+          pulled: the values the gradients are of.
           work: number of the call and of the step within it, int64.
 
         Returns:
-          int64: how many updates others have made since the pull; -1 where this one was done before.
+          int64: how many updates others have made since the pull, at the ps where they were most; -1 where this one
+          was done before.
         """
         late = []
-        for part in self.parts:
-            parcels = [
-                gradients[h.pieces[0].variable] if h.alone else fusion.pack(_pieces(h, gradients))
-                for h in part.holdings
-            ]
-            extra = list(zip(self._statistics, changes, strict=True)) if part is self.parts[-1] else []
-            late.append(part.push(parcels, extra, rate, version, work))
-        with tf.control_dependencies(late):  # an update is done when every ps has its part
-            return tf.identity(late[0])
+        for j, part in enumerate(self.parts):
+            mine, extra = self.parcels(part, gradients), changes if part is self.parts[-1] else []
+            then = pulled.held[j] if compensates(self.consistency) else [None] * len(mine)
+            late.append(part.push(mine, extra, rate, pulled.versions[j], then, work))
+        return tf.reduce_max(tf.stack(late))  # an update is done when every ps has its part
 
+    def deposit(self, gradients: Sequence[Any], changes: Sequence[tf.Tensor], call: tf.Tensor) -> list[tf.Operation]:
+        """Leaves gradients on the ps tasks until the chief says which count."""
+        return [
+            part.deposit(call, [*self.parcels(part, gradients), *(changes if part is self.parts[-1] else [])])
+            for part in self.parts
+        ]
 
-class _Part:
-    """What one ps task keeps of a store."""
+    def parcels(self, part: Part, gradients: Sequence[Any]) -> list[Any]:
+        """What a part gets of gradients by variable, for each of its holdings."""
+        return parcels(part.holdings, gradients)
 
-    def __init__(self, store: Store, device: str, holdings: list[layout.Holding], name: str) -> None:
-        self.device, self.holdings = device, holdings
-        with tf.device(device):
-            self.kept = [self._keep(store, holding, f"{name}.{i}") for i, holding in enumerate(holdings)]
-            self.optimizer = copy_of(store.optimizer, self.kept, lambda h: holdings[h].pieces[0].variable)
-            self.version = tf.Variable(0, trainable=False, dtype=tf.int64)
-            self.ledger = tf.Variable(tf.fill([LEDGER, 2], tf.constant(-1, tf.int64)), trainable=False)
-            self._section = tf.CriticalSection(name="update", shared_name=name)
+    def dense(self, index: int, gradient: Any) -> Any:
+        """A gradient as `push` wants it: rows for a table, each once; a tensor for all else."""
+        variable = self.variables[index]
+        dtype = keras.backend.standardize_dtype(variable.dtype)
+        if gradient is None:  # stays as it is under the elementwise rules when its gradient is zero
+            if index not in self.tables:
+                return tf.zeros(variable.shape, dtype)
+            return tf.IndexedSlices(tf.zeros([0, *variable.shape[1:]], dtype), tf.zeros([0], tf.int32))
+        if index in self.tables:
+            return sparse.deduplicate(gradient)
+        return tf.cast(tf.convert_to_tensor(gradient), dtype)
 
-    @staticmethod
-    def _keep(store: Store, holding: layout.Holding, name: str) -> Any:
-        kept = keras.Variable(_gathered(holding, store.variables), dtype=holding.dtype, name=name.replace("/", "."))
-        if holding.alone:
-            kept.constraint = store.variables[holding.pieces[0].variable].constraint
-        return kept
-
-    def push(self, parcels: list[tf.Tensor], extra: list[Any], rate: Any, version: Any, work: Any) -> tf.Tensor:
-        call, step = work
-        slot = tf.math.floormod(call, LEDGER)
-
-        def apply() -> tf.Tensor:
-            late = self.version - version
-            if not private.follows_schedule(self.optimizer):
-                self.optimizer.learning_rate = rate
-            self.optimizer.apply(parcels, self.kept)
-            for variable, change in extra:
-                variable.assign_add(change)
-            self.version.assign_add(1)
-            self.ledger.scatter_nd_update([[slot]], [tf.stack([call, step + 1])])
-            return late
-
-        def once() -> tf.Tensor:
-            known, done = tf.unstack(self.ledger[slot])
-            done = tf.where(tf.equal(known, call), done, 0)
-            return tf.cond(tf.equal(done, step), apply, lambda: tf.constant(-1, tf.int64))
-
-        with tf.device(self.device):
-            return self._section.execute(once)
+    def _holders(self, index: int) -> list[tuple[Part, int]]:
+        """(part, number of its holding) of a table, by ps."""
+        return [
+            (part, i)
+            for part in self.parts
+            for i, holding in enumerate(part.holdings)
+            if holding.pieces[0].variable == index and holding.deal
+        ]
 
 
 def _row(variable: Any) -> Row:
@@ -205,22 +239,7 @@ def _row(variable: Any) -> Row:
     return Row(variable.path, tuple(variable.shape), dtype, math.prod(variable.shape) * tf.as_dtype(dtype).size)
 
 
-def _pieces(holding: layout.Holding, tensors: Sequence[Any]) -> list[tf.Tensor]:
-    found = []
-    for piece in holding.pieces:
-        flat = tf.reshape(tf.convert_to_tensor(tensors[piece.variable]), [-1])
-        found.append(flat if piece.stop - piece.start == flat.shape[0] else flat[piece.start : piece.stop])
-    return found
-
-
-def _gathered(holding: layout.Holding, variables: Sequence[Any]) -> tf.Tensor:
-    """A holding's tensor, from values by variable."""
-    if holding.alone:
-        return tf.convert_to_tensor(variables[holding.pieces[0].variable])
-    return fusion.pack(_pieces(holding, variables))
-
-
-def _joined(pieces: list[tuple[int, tf.Tensor]], shape: Any) -> tf.Tensor:
-    """A variable's value from its pieces, each with its first element's number."""
-    flat = [tensor for _, tensor in sorted(pieces, key=lambda p: p[0])]
-    return tf.reshape(flat[0] if len(flat) == 1 else tf.concat(flat, axis=0), shape)
+def _shape(ids: tf.Tensor) -> list[Any]:
+    """Its dimensions, as numbers where they are known."""
+    known = ids.shape.as_list()
+    return [tf.shape(ids)[i] if size is None else size for i, size in enumerate(known)]

@@ -1,4 +1,4 @@
-"""What a worker runs: a few steps of training, each on freshly pulled values, each pushed as one update."""
+"""What a worker runs: steps of training, each on freshly pulled values, each pushed as one update."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import keras
 import tensorflow as tf
 
 from tfdist.ps import mirror
 from tfdist.ps.store import Store
+from tfdist.ps.tables import Tables
 
 # Batches of a call. When its worker dies all are computed again, so not too many.
 MOST_STEPS = 10
@@ -22,11 +22,22 @@ _here = threading.local()
 
 @dataclass
 class Collected:
-    """The step that is being traced: where the optimizer leaves its gradients instead of applying them."""
+    """The step that is being traced: where the optimizer leaves its gradients instead of applying them.
+
+    Attributes:
+      tables: whose rows can be looked up.
+      share: the samples' part of a joined batch, a float32 scalar; None where the batch is an update of its own.
+      divisor: what the loss was divided by, where it is not the number of samples.
+      losses: how many were computed.
+    """
 
     optimizer: Any
+    tables: Tables
+    share: tf.Tensor | None = None
     gradients: list[Any] | None = None
     variables: list[Any] = field(default_factory=list)
+    divisor: tf.Tensor | None = None
+    losses: int = 0
 
 
 def current() -> Collected | None:
@@ -43,8 +54,28 @@ def _collecting(collected: Collected) -> Iterator[Collected]:
         _here.collected = None
 
 
+@dataclass(frozen=True)
+class Order:
+    """What the chief tells with a call: its number, the learning rate, and the samples' part of a joined batch."""
+
+    call: tf.Tensor
+    rate: tf.Tensor
+    share: tf.Tensor
+
+
+@dataclass(frozen=True)
+class Computed:
+    """What one step gave: by variable; what it added to the statistics; metrics after it; the weight of its loss."""
+
+    gradients: list[Any]
+    changes: list[tf.Tensor]
+    metrics: list[tf.Tensor]
+    logs: Any
+    weight: tf.Tensor
+
+
 class Work:
-    """The graph of a call: `steps` batches in, one update each, and what to tell the chief.
+    """The graph of a call: batches in, one update each, and what to tell the chief.
 
     Args:
       model: distributed, built and compiled.
@@ -52,7 +83,12 @@ class Work:
       metrics: variables of the model's metrics; they start each call as they are now.
       seeds: states of the model's random layers.
       name: unique in the job.
+
+    Attributes:
+      needed_whole: indices of tables that the model turned out to use otherwise than by looking up rows.
     """
+
+    joined = False  # whether a batch is a part of what makes one update
 
     def __init__(self, model: Any, store: Store, metrics: list[Any], seeds: list[Any], name: str) -> None:
         self._model, self._store, self._name = model, store, name
@@ -61,9 +97,11 @@ class Work:
         self._seed = [v.numpy() for v in seeds]
         self._step = tf.function(self._one, autograph=False, reduce_retracing=True)
         self._traced: dict[Any, Any] = {}
+        self.needed_whole: set[int] = set()
+        self._alive: list[Any] = []  # graphs refer to variables, but do not keep them
 
     def call(self, batches: Sequence[Any], spec: Any) -> tuple[Any, list[tf.Tensor]]:
-        """The function for a call, and its arguments beside the call's number and the rate.
+        """The function for a call, and its arguments after the call's number, the rate, and the share.
 
         Args:
           batches: one of any kind, or several that `stackable` says can go together.
@@ -77,11 +115,11 @@ class Work:
             if several:
                 specs = [tf.TensorSpec([None, *s.shape], s.dtype) for s in specs]
 
-            def work(call: tf.Tensor, rate: tf.Tensor, *tensors: tf.Tensor) -> dict[str, Any]:
-                return (self._several if several else self._single)(call, rate, tensors, spec)
+            def work(call: tf.Tensor, rate: tf.Tensor, share: tf.Tensor, *tensors: tf.Tensor) -> dict[str, Any]:
+                return self._call(Order(call, rate, share), tensors, spec, several)
 
             self._traced[key] = tf.function(work, autograph=False).get_concrete_function(
-                tf.TensorSpec((), tf.int64), tf.TensorSpec((), tf.float32), *specs
+                tf.TensorSpec((), tf.int64), tf.TensorSpec((), tf.float32), tf.TensorSpec((), tf.float32), *specs
             )
         return self._traced[key], [tf.stack(column) for column in zip(*flat, strict=True)] if several else flat[0]
 
@@ -89,40 +127,61 @@ class Work:
         """(variable, its value before a call, its value after) from what the call returned."""
         return list(zip(self._metrics, self._fresh, values, strict=True))
 
-    def _single(self, call: tf.Tensor, rate: tf.Tensor, tensors: Sequence[Any], spec: Any) -> dict[str, Any]:
-        late, metrics, logs = self._update(_filled(spec, tensors), self._start(), call, tf.constant(0, tf.int64), rate)
-        return {"metrics": metrics, "late": late[tf.newaxis], "logs": logs}
+    def _call(self, order: Order, tensors: Sequence[Any], spec: Any, several: bool) -> dict[str, Any]:
+        return self._several(order, tensors, spec) if several else self._single(order, tensors, spec)
 
-    def _several(self, call: tf.Tensor, rate: tf.Tensor, tensors: Sequence[Any], spec: Any) -> dict[str, Any]:
+    def _single(self, order: Order, tensors: Sequence[Any], spec: Any) -> dict[str, Any]:
+        fact, metrics, logs = self._update(_filled(spec, tensors), self._start(), order, tf.constant(0, tf.int64))
+        return {"metrics": metrics, "facts": fact[tf.newaxis], "logs": logs}
+
+    def _several(self, order: Order, tensors: Sequence[Any], spec: Any) -> dict[str, Any]:
         """A loop over the first axis: its graph, and what setting it up takes, are those of one step."""
         count = tf.shape(tensors[0], tf.int64)[0]
 
         def again(step: tf.Tensor, *_: Any) -> tf.Tensor:
             return step < count
 
-        def once(step: tf.Tensor, late: tf.TensorArray, metrics: list[tf.Tensor], logs: Any) -> Any:
+        def once(step: tf.Tensor, facts: tf.TensorArray, metrics: list[tf.Tensor], logs: Any) -> Any:
             batch = _filled(spec, [t[step] for t in tensors])
-            found, metrics, logs = self._update(batch, metrics, call, step, rate)
-            return step + 1, late.write(tf.cast(step, tf.int32), found), metrics, logs
+            found, metrics, logs = self._update(batch, metrics, order, step)
+            return step + 1, facts.write(tf.cast(step, tf.int32), found), metrics, logs
 
         first = _filled(spec, [t[0] for t in tensors])
-        found, metrics, logs = self._update(first, self._start(), call, tf.constant(0, tf.int64), rate)
-        late = tf.TensorArray(tf.int64, tf.cast(count, tf.int32)).write(0, found)
-        _, late, metrics, logs = tf.while_loop(
-            again, once, (tf.constant(1, tf.int64), late, metrics, logs), parallel_iterations=1
+        found, metrics, logs = self._update(first, self._start(), order, tf.constant(0, tf.int64))
+        facts = tf.TensorArray(found.dtype, tf.cast(count, tf.int32)).write(0, found)
+        _, facts, metrics, logs = tf.while_loop(
+            again, once, (tf.constant(1, tf.int64), facts, metrics, logs), parallel_iterations=1
         )
-        return {"metrics": metrics, "late": late.stack(), "logs": logs}
+        return {"metrics": metrics, "facts": facts.stack(), "logs": logs}
 
     def _start(self) -> list[tf.Tensor]:
         return [tf.constant(value) for value in self._fresh]
 
     def _update(
-        self, batch: Any, metrics: list[tf.Tensor], call: tf.Tensor, step: tf.Tensor, rate: tf.Tensor
+        self, batch: Any, metrics: list[tf.Tensor], order: Order, step: tf.Tensor
     ) -> tuple[tf.Tensor, list[tf.Tensor], Any]:
-        """Pull, step, push; how late the update was, the metrics after it, the step's logs."""
-        values, statistics, version = self._store.pull()
-        gradients, changes, metrics, logs = self._step(batch, values, statistics, metrics, call * MOST_STEPS + step)
-        return self._store.push(gradients, changes, rate, version, (call, step)), metrics, logs
+        """One step of a call.
+
+        Returns:
+          what the chief is to know of it (here how late the update was, int64), metrics after it, the step's logs.
+        """
+        pulled = self._store.pull()
+        found = self._compute(batch, pulled.values, pulled.statistics, metrics, order, step)
+        late = self._store.push(found.gradients, found.changes, order.rate, pulled, (order.call, step))
+        return late, found.metrics, found.logs
+
+    def _compute(
+        self,
+        batch: Any,
+        values: list[tf.Tensor | None],
+        statistics: list[tf.Tensor],
+        metrics: list[tf.Tensor],
+        order: Order,
+        step: tf.Tensor,
+    ) -> Computed:
+        number = order.call * MOST_STEPS + step
+        there = [value for value in values if value is not None]
+        return Computed(*self._step(batch, there, statistics, metrics, number, order.share))
 
     def _one(
         self,
@@ -131,35 +190,49 @@ class Work:
         statistics: list[tf.Tensor],
         metrics: list[tf.Tensor],
         number: tf.Tensor,
-    ) -> tuple[list[tf.Tensor], list[tf.Tensor], list[tf.Tensor], Any]:
-        """One step of the model on given values: gradients, changes of statistics, metrics, logs."""
+        share: tf.Tensor,
+    ) -> tuple[list[Any], list[tf.Tensor], list[tf.Tensor], Any, tf.Tensor]:
+        """One step of the model on given values, as the fields of `Computed`."""
         store = self._store
         # Of each update another seed; the odd factor (Knuth's) keeps neighbours apart and meets none twice in 2**32.
         number = tf.cast(tf.math.floormod(number * 2654435761, 2**32), tf.uint32)
         seeds = [tf.stack([tf.constant(seed[0]) + number, tf.constant(seed[1])]) for seed in self._seed]
         others = _paired([*store.statistics, *self._metrics, *self._seeds], [*statistics, *metrics, *seeds])
-        with _collecting(Collected(store.optimizer)) as collected:
-            logs, after = mirror.run(
-                lambda: self._model.train_step(batch), _paired(store.variables, values), others, self._name
-            )
+        dense = [v for i, v in enumerate(store.variables) if i not in store.tables]
+        tables = Tables(store, self._name)
+        with _collecting(Collected(store.optimizer, tables, share if self.joined else None)) as collected:
+            try:
+                logs, after = mirror.run(
+                    lambda: self._model.train_step(batch),
+                    _paired(dense, values),
+                    others,
+                    self._name,
+                    tables.anchors(),
+                    self._alive,
+                )
+            finally:
+                self.needed_whole |= tables.needed
         count = len(statistics)
         changes = [new - old for new, old in _paired(after[:count], statistics)]
-        return self._by_variable(collected), changes, after[count : count + len(metrics)], logs
+        weight = tf.cast(rows_of(batch), tf.float32)
+        if collected.divisor is not None:
+            if collected.losses > 1:
+                raise ValueError(
+                    f"Model {self._model.name!r} has {collected.losses} losses, one of them masked or weighted so that "
+                    "it is not divided by the number of samples. Under Sync that works for a single loss only: use "
+                    "RingAllReduceStrategy, or reduction='sum_over_batch_size' without masks."
+                )
+            weight = tf.cast(collected.divisor, tf.float32)
+        return self._by_variable(collected), changes, after[count : count + len(metrics)], logs, weight
 
-    def _by_variable(self, collected: Collected) -> list[tf.Tensor]:
+    def _by_variable(self, collected: Collected) -> list[Any]:
         if collected.gradients is None:
             raise ValueError(
                 f"The train_step of {self._model.name!r} applied no optimizer, so no worker would ever send a "
                 "gradient. Use `self.optimizer.apply(gradients, variables)` with the optimizer given to compile()."
             )
         found = {id(v): g for v, g in zip(collected.variables, collected.gradients, strict=True)}
-        # A variable without a gradient stays as it is under the elementwise rules when its gradient is zero.
-        return [
-            tf.zeros(v.shape, keras.backend.standardize_dtype(v.dtype))
-            if found.get(id(v)) is None
-            else tf.cast(tf.convert_to_tensor(found[id(v)]), keras.backend.standardize_dtype(v.dtype))
-            for v in self._store.variables
-        ]
+        return [self._store.dense(index, found.get(id(v))) for index, v in enumerate(self._store.variables)]
 
 
 def _paired(some: Sequence[Any], others: Sequence[Any]) -> list[tuple[Any, Any]]:
@@ -180,3 +253,9 @@ def _filled(spec: Any, tensors: Sequence[Any]) -> Any:
     """A batch of the structure of `spec` from its tensors; None where `spec` has None."""
     given = iter(tensors)
     return tf.nest.map_structure(lambda s: None if s is None else next(given), spec)
+
+
+def rows_of(batch: Any) -> tf.Tensor:
+    """Samples in a batch."""
+    first = next(t for t in tf.nest.flatten(batch) if t is not None)
+    return first.shape[0] if first.shape[0] is not None else tf.shape(first)[0]

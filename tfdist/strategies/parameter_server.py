@@ -10,6 +10,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist.ps.chief import START, Chief
+from tfdist.ps.consistency import Consistency, parse
 from tfdist.ps.task import serve_as
 from tfdist.tf_config import Cluster, from_env, need_chief
 from tfdist.trainers import ps as mixing
@@ -17,7 +18,7 @@ from tfdist.trainers.models import check_backend
 
 
 class ParameterServerStrategy(tf.distribute.OneDeviceStrategy):
-    """Asynchronous data parallel training: each worker's gradient is applied when it comes.
+    """Data parallel training with the parameters on ps tasks, asynchronous unless `consistency` says otherwise.
 
     One script for every task; `TF_CONFIG` (chief, worker, ps) tells a process its role. In a worker or ps task this
     constructor serves until the chief is done and raises SystemExit(0), so what follows it runs on the chief alone.
@@ -35,21 +36,33 @@ class ParameterServerStrategy(tf.distribute.OneDeviceStrategy):
     ```
 
     Args:
+      consistency: how workers keep in step: `tfdist.Async()`, the default, `tfdist.Bounded(staleness=4)`,
+        `tfdist.Sync(backup_workers=0)`, `tfdist.LocalSGD(steps=8)`; "async" and "sync" for the first and the third.
       cluster: a `tfdist.LocalCluster`, for all tasks on this machine from one script; None: as TF_CONFIG says.
       start_seconds: to wait for all tasks to come up.
 
     Raises:
       SystemExit: in a worker or ps task, when the job is over.
-      ValueError: TF_CONFIG is missing or wrong (the message names the key), or Keras' backend is not TensorFlow.
+      ValueError: TF_CONFIG is missing or wrong (the message names the key), the consistency is unknown or does not fit
+        the number of workers, or Keras' backend is not TensorFlow.
       RuntimeError: tasks did not come up in time, or the process has such a strategy already.
     """
 
-    def __init__(self, *, cluster: Any = None, start_seconds: float = START) -> None:
+    def __init__(
+        self, *, consistency: Consistency | str = "async", cluster: Any = None, start_seconds: float = START
+    ) -> None:
         check_backend()
+        self.consistency = parse(consistency)
         tasks = cluster.cluster if cluster is not None else _from_tf_config()
+        self.consistency.check(len(tasks.workers))
         self.chief = Chief(tasks, start_seconds)
         self.models = itertools.count()
         super().__init__("/job:chief/replica:0/task:0/device:CPU:0")
+
+    @property
+    def num_replicas_in_sync(self) -> int:
+        """Into how many shares a batch of `fit` is cut: the number of workers under `Sync`, else 1."""
+        return self.consistency.replicas(self.chief.workers)
 
     @contextlib.contextmanager
     def scope(self) -> Iterator[ParameterServerStrategy]:

@@ -101,9 +101,7 @@ def fit_arguments(model: Any, board: Switchboard, call: dict[str, Any]) -> dict[
                 rank=board.comm.rank,
                 size=board.comm.size,
             )
-        call.update(
-            x=cut.dataset, y=None, sample_weight=None, batch_size=None, shuffle=False, class_weight=None
-        )
+        call.update(x=cut.dataset, y=None, sample_weight=None, batch_size=None, shuffle=False, class_weight=None)
         board.global_batch = cut.batch
         if call["verbose"] != 0:
             board.tell(describe(cut.batch, board.comm.size))

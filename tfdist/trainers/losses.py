@@ -25,7 +25,7 @@ class GlobalLoss:
 
     def __call__(self, y_true, y_pred, sample_weight=None):
         step = current()
-        if step is None or step.reduce_op != "mean" or not _needs_divisor(self.reduction, y_pred, sample_weight):
+        if step is None or step.reduce_op != "mean" or not needs_divisor(self.reduction, y_pred, sample_weight):
             return super().__call__(y_true, y_pred, sample_weight)
         reduction = self.reduction
         self.reduction = None
@@ -38,12 +38,13 @@ class GlobalLoss:
         contribution = tf.math.divide_no_nan(total, tf.cast(step.weight, total.dtype))
         if reduction == "sum":
             return contribution
-        divisor = _divisor(reduction, values, y_pred, sample_weight)
-        agreed = step.comm.all_reduce(step.silenced(tf.stop_gradient(divisor)), step.name("divisor"), "sum")
+        mine = divisor(reduction, values, y_pred, sample_weight)
+        agreed = step.comm.all_reduce(step.silenced(tf.stop_gradient(mine)), step.name("divisor"), "sum")
         return tf.math.divide_no_nan(contribution, tf.cast(agreed, total.dtype))
 
 
-def _needs_divisor(reduction: Any, y_pred: Any, sample_weight: Any) -> bool:
+def needs_divisor(reduction: Any, y_pred: Any, sample_weight: Any) -> bool:
+    """Whether a loss is divided by something else than the number of samples, or by nothing."""
     if reduction == "sum":
         return True
     if reduction == "mean_with_sample_weight":
@@ -55,8 +56,8 @@ def _needs_divisor(reduction: Any, y_pred: Any, sample_weight: Any) -> bool:
     return private.mask_of(y_pred) is not None or ragged_rows
 
 
-def _divisor(reduction: str, values: tf.Tensor, y_pred: Any, sample_weight: Any) -> tf.Tensor:
-    """What Keras would divide this rank's sum by, float32 scalar."""
+def divisor(reduction: str, values: tf.Tensor, y_pred: Any, sample_weight: Any) -> tf.Tensor:
+    """What Keras would divide the sum of these values by, float32 scalar."""
     mask = private.mask_of(y_pred)
     size = tf.cast(tf.size(values), tf.float32)
     if reduction == "mean_with_sample_weight":
@@ -82,17 +83,16 @@ class OutputLossTracker:
         return super().update_state(values, sample_weight=sample_weight)
 
 
-def adopt(model: keras.Model) -> None:
+def adopt(model: keras.Model, loss_mixin: type = GlobalLoss, tracker_mixin: type = OutputLossTracker) -> None:
     """Makes a model's losses agree on their divisors: those of `compile`, once they are built, and its attributes."""
     for value in vars(model).values():
         if isinstance(value, keras.losses.Loss) and not isinstance(value, private.compile_loss_class()):
-            swap(value, GlobalLoss)
+            swap(value, loss_mixin)
     compiled = private.compile_loss(model)
     if compiled is None or not getattr(compiled, "built", False):
         return
     for loss in private.flat_losses(compiled):
         if isinstance(loss, keras.losses.Loss):
-            swap(loss, GlobalLoss)
+            swap(loss, loss_mixin)
     for metric in compiled.metrics:
-        swap(metric, OutputLossTracker)
-
+        swap(metric, tracker_mixin)

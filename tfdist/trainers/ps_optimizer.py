@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+import tensorflow as tf
+
+from tfdist.comm import sparse
 from tfdist.ps.work import current
 
 
@@ -28,6 +31,19 @@ class PSOptimizer:
         variables = list(trainable_variables if trainable_variables is not None else self._trainable_variables)
         grads, variables = self._filter_empty_gradients(list(grads), variables)
         if self.loss_scale_factor is not None:
-            grads = [g / self.loss_scale_factor for g in grads]
-        collected.gradients, collected.variables = list(self._clip_gradients(list(grads))), list(variables)
+            grads = [_divided(g, self.loss_scale_factor) for g in grads]
+        # Rows of a table are clipped as what they are a part of: the rows that are not there are zero.
+        slices = [sparse.deduplicate(g) if isinstance(g, tf.IndexedSlices) else None for g in grads]
+        clipped = self._clip_gradients([g if s is None else s.values for g, s in zip(grads, slices, strict=True)])
+        collected.variables = list(variables)
+        collected.gradients = [
+            g if s is None else tf.IndexedSlices(g, s.indices, s.dense_shape)
+            for g, s in zip(clipped, slices, strict=True)
+        ]
         return None
+
+
+def _divided(gradient: Any, factor: float) -> Any:
+    if isinstance(gradient, tf.IndexedSlices):
+        return tf.IndexedSlices(gradient.values / factor, gradient.indices, gradient.dense_shape)
+    return gradient / factor

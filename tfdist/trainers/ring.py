@@ -305,5 +305,3 @@ def restore(step: Any, kept: list[tuple[Any, tf.Tensor]]) -> None:
     """Undoes a ghost's step for what `ghosts_keep` noted."""
     for variable, before in kept:
         variable.assign(tf.where(step.ghost, before, variable.value))
-
-

@@ -167,9 +167,7 @@ class Switchboard:
 
     def study(self, model: keras.Model) -> None:
         """Notes which BatchNormalization layers keep statistics of their own rank."""
-        norms = [
-            layer for layer in private.layers_of(model) if isinstance(layer, keras.layers.BatchNormalization)
-        ]
+        norms = [layer for layer in private.layers_of(model) if isinstance(layer, keras.layers.BatchNormalization)]
         self.synchronized_norm = any(layer.synchronized for layer in norms)
         self.moving_statistics = [
             v for layer in norms if not layer.synchronized for v in layer.non_trainable_variables if _floating(v)
@@ -193,6 +191,3 @@ def _floating(variable: Any) -> bool:
 def of(model: Any) -> Switchboard:
     """The switchboard of a distributed model."""
     return model.__dict__["_tfdist"]
-
-
-
