@@ -134,20 +134,26 @@ class Part:
 
     # -- on the chief, in a graph ----------------------------------------------------------------------------
 
-    def combine(self, calls: tf.Tensor, weights: tf.Tensor, rate: tf.Tensor) -> tf.Operation:
-        """Makes one update of the deposits of `calls`, weighted; all other deposits are dropped."""
+    def joined(self, calls: tf.Tensor, weights: tf.Tensor) -> tuple[list[Any], list[tf.Tensor]]:
+        """What the deposits of `calls` are together, weighted: by holding (and slot), and for the statistics.
+
+        All other deposits are dropped.
+        """
         sums = self._deposits.weighted(calls, weights)
         count = len(sums) - len(self.statistics)
+        return sums[:count], sums[count:]
+
+    def combine(self, joined: Sequence[Any], changes: Sequence[tf.Tensor], rate: tf.Tensor) -> None:
+        """Makes one update of what `joined` gave."""
         with tf.device(self.device):
             if isinstance(self._consistency, LocalSGD):
-                for variable, average in zip([*self.kept, *self.optimizer.variables], sums[:count], strict=True):
+                for variable, average in zip([*self.kept, *self.optimizer.variables], joined, strict=True):
                     variable.value.assign(average)
             else:
-                self.update(sums[:count], rate)
+                self.update(joined, rate)
             self.version.assign_add(1)
-            for variable, change in zip(self.statistics, sums[count:], strict=True):
+            for variable, change in zip(self.statistics, changes, strict=True):
                 variable.assign_add(change)
-            return tf.no_op()
 
     def _deposited(self) -> list[Like]:
         """What a deposit consists of."""

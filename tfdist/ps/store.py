@@ -15,8 +15,8 @@ import tensorflow as tf
 
 from tfdist.comm import sparse
 from tfdist.comm.buckets import Row
-from tfdist.ps import layout
-from tfdist.ps.consistency import Async, Consistency
+from tfdist.ps import clipping, layout
+from tfdist.ps.consistency import Async, Consistency, Sync
 from tfdist.ps.part import Part, compensates
 from tfdist.ps.pieces import Joiner, gathered, parcels
 from tfdist.ps.slots import Slots, stands_alone
@@ -130,8 +130,12 @@ class Store:
         self._combine(tf.constant(calls, tf.int64), tf.constant(weights, tf.float32), tf.constant(rate, tf.float32))
 
     def _combined(self, calls: tf.Tensor, weights: tf.Tensor, rate: tf.Tensor) -> None:
-        for part in self.parts:
-            part.combine(calls, weights, rate)
+        found = [part.joined(calls, weights) for part in self.parts]
+        gradients = [joined for joined, _ in found]
+        if isinstance(self.consistency, Sync):
+            gradients = clipping.clipped(self.optimizer, self.parts, gradients)
+        for part, mine, (_, changes) in zip(self.parts, gradients, found, strict=True):
+            part.combine(mine, changes, rate)
 
     # -- in a worker's graph ---------------------------------------------------------------------------------
 

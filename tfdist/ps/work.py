@@ -11,6 +11,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist.ps import mirror
+from tfdist.ps.form import Form
 from tfdist.ps.store import Store
 from tfdist.ps.tables import Tables
 
@@ -98,6 +99,7 @@ class Work:
         self._step = tf.function(self._one, autograph=False, reduce_retracing=True)
         self._traced: dict[Any, Any] = {}
         self.needed_whole: set[int] = set()
+        self._form = Form()
         self._alive: list[Any] = []  # graphs refer to variables, but do not keep them
 
     def call(self, batches: Sequence[Any], spec: Any) -> tuple[Any, list[tf.Tensor]]:
@@ -116,16 +118,17 @@ class Work:
                 specs = [tf.TensorSpec([None, *s.shape], s.dtype) for s in specs]
 
             def work(call: tf.Tensor, rate: tf.Tensor, share: tf.Tensor, *tensors: tf.Tensor) -> dict[str, Any]:
-                return self._call(Order(call, rate, share), tensors, spec, several)
+                return self._form.packed(self._call(Order(call, rate, share), tensors, spec, several))
 
             self._traced[key] = tf.function(work, autograph=False).get_concrete_function(
                 tf.TensorSpec((), tf.int64), tf.TensorSpec((), tf.float32), tf.TensorSpec((), tf.float32), *specs
             )
         return self._traced[key], [tf.stack(column) for column in zip(*flat, strict=True)] if several else flat[0]
 
-    def metrics_of(self, values: Sequence[Any]) -> list[tuple[Any, Any, Any]]:
-        """(variable, its value before a call, its value after) from what the call returned."""
-        return list(zip(self._metrics, self._fresh, values, strict=True))
+    def result(self, returned: Any) -> dict[str, Any]:
+        """What a call returned: "facts" of each step, "logs", and "metrics": (variable, value before, value after)."""
+        found = self._form.taken_apart(returned)
+        return {**found, "metrics": list(zip(self._metrics, self._fresh, found["metrics"], strict=True))}
 
     def _call(self, order: Order, tensors: Sequence[Any], spec: Any, several: bool) -> dict[str, Any]:
         return self._several(order, tensors, spec) if several else self._single(order, tensors, spec)

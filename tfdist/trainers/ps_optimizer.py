@@ -32,10 +32,13 @@ class PSOptimizer:
         grads, variables = self._filter_empty_gradients(list(grads), variables)
         if self.loss_scale_factor is not None:
             grads = [_divided(g, self.loss_scale_factor) for g in grads]
+        collected.variables = list(variables)
+        if collected.share is not None:  # the joined batch's gradient is clipped, by the ps tasks together
+            collected.gradients = grads
+            return None
         # Rows of a table are clipped as what they are a part of: the rows that are not there are zero.
         slices = [sparse.deduplicate(g) if isinstance(g, tf.IndexedSlices) else None for g in grads]
         clipped = self._clip_gradients([g if s is None else s.values for g, s in zip(grads, slices, strict=True)])
-        collected.variables = list(variables)
         collected.gradients = [
             g if s is None else tf.IndexedSlices(g, s.indices, s.dense_shape)
             for g, s in zip(clipped, slices, strict=True)

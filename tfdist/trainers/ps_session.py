@@ -145,10 +145,10 @@ class Session:
 
     def results(self, everything: bool = False) -> list[tuple[int, Any]]:
         """(number, result) of calls that have ended since; waits for one, or for `everything`."""
-        found = self.strategy.chief.results(everything)
+        found = [(call, self._work.result(value)) for call, value in self.strategy.chief.results(everything)]
         for _, result in found:
             self._heard = True
-            for variable, before, after in self._work.metrics_of(result["metrics"]):
+            for variable, before, after in result["metrics"]:
                 variable.assign(variable + (after - before) if variable.aggregation == "sum" else after)
             self._returned = {k: v for k, v in result["logs"].items() if not isinstance(v, dict)}
         return found
