@@ -15,6 +15,7 @@ _HOMES = {
     "auto_strategy": "tfdist.strategies.auto",
     "LocalCluster": "tfdist.launch.local_cluster",
     "serve": "tfdist.ps.task",
+    "Checkpoint": "tfdist.checkpoint",
     "LinearScaling": "tfdist.callbacks",
     "RunReport": "tfdist.callbacks",
     "spawn": "tfdist.launch.spawn",

@@ -217,5 +217,6 @@ def describe_updates(result: dict[str, Any]) -> str:
         f"{result['workers']} worker{'s' if result['workers'] > 1 else ''}, {result['ps']} ps: "
         f"{result['samples_per_s']:,.0f} samples/s, {result['updates_per_s']:.1f} updates/s; "
         f"{result['updates']} updates, {result['steps_a_call']} a call; "
-        f"other updates between pull and push: {shares}{more}{dropped}"
+        f"other updates between pull and push: {shares}{more}{dropped}; "
+        f"the ps hold {', '.join(f'{held / 1e6:.3g}' for held in result['bytes_held'])} MB"
     )

@@ -31,7 +31,7 @@ NAMES: dict[str, tuple[str, ...]] = {
     # A variable made inside a graph, for the task that will run it.
     "tensorflow.python.ops.resource_variable_ops": ("BaseResourceVariable",),
     # Whether a global seed was set: tf.random offers a setter only.
-    "tensorflow.python.eager.context": ("global_seed",),
+    "tensorflow.python.eager.context": ("global_seed", "context", "get_server_def"),
 }
 
 # class -> methods that a mixin overrides, so that they must exist and be called under this name.
@@ -217,6 +217,24 @@ def local_variable(name: str, value: Any, stands_for: Any = None) -> Any:
         in_graph_mode=True,
         name=name,
     )
+
+
+def reconnect(coordinator: Any) -> None:
+    """Connects a ClusterCoordinator's process to its tasks anew, after some were started again.
+
+    Under the lock under which TensorFlow does the same for workers. What the tasks that were not restarted hold stays.
+
+    Raises:
+        tf.errors.OpError: a task did not answer.
+    """
+    context = importlib.import_module("tensorflow.python.eager.context")
+    with coordinator._cluster.failure_handler._cluster_update_lock:
+        context.context().update_server_def(context.get_server_def())
+
+
+def ran_on(value: Any) -> str:
+    """The device on which a call of a ClusterCoordinator was run, from its finished RemoteValue."""
+    return next(iter(value._values.values())).backing_device
 
 
 @contextlib.contextmanager

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import pathlib
+import tempfile
+
 import keras
 import numpy as np
 import tensorflow as tf
@@ -151,8 +155,6 @@ def datasets_steps_and_generators(strategy):
 @with_workers(1)
 def fits_go_on_and_files_are_plain(strategy):
     """A second fit, weights set between, save and load, a checkpoint at each epoch, BackupAndRestore."""
-    import tempfile
-
     x, y = data()
     ours, plain = assert_like_plain(strategy, dense, lambda: keras.optimizers.Adam(0.01))
     start = [w * 0.5 for w in plain.get_weights()]
@@ -197,6 +199,47 @@ def fits_go_on_and_files_are_plain(strategy):
         ours.fit(x, y, batch_size=16, epochs=2, verbose=0, callbacks=[Look()])
         assert [n - before for n, _ in saved] == [7, 14]
         assert np.abs(saved[0][1] - saved[1][1]).max() > 0
+
+
+@with_workers(1)
+def a_checkpoint_goes_on_at_its_step(strategy):
+    """The same weights, slots and logs as without the end in between; saving in an epoch writes what there is then."""
+    x, y = data(320)
+
+    class At(keras.callbacks.Callback):
+        def __init__(self, checkpoint):
+            super().__init__()
+            self.checkpoint = checkpoint
+
+        def on_train_batch_end(self, batch, logs=None):
+            if (self.checkpoint._epoch, batch) == (1, 6):
+                self.checkpoint.save()
+                written.append(int(self.model.optimizer.iterations))
+            if (self.checkpoint._epoch, batch) == (1, 11):
+                raise KeyboardInterrupt
+
+    written = []
+    resumed, straight = pair(strategy, dense, lambda: keras.optimizers.Adam(0.01))
+    whole = straight.fit(x, y, batch_size=16, epochs=3, shuffle=False, verbose=0)
+    with tempfile.TemporaryDirectory() as folder:
+        folder = pathlib.Path(folder)
+        (folder / "mine.txt").write_text("kept")
+        checkpoint = tfdist.Checkpoint(folder)
+        kwargs = {"batch_size": 16, "epochs": 3, "shuffle": False, "verbose": 0}
+        with contextlib.suppress(KeyboardInterrupt):
+            resumed.fit(x, y, callbacks=[checkpoint, At(checkpoint)], **kwargs)
+        assert written == [27]
+        assert sorted(p.name for p in folder.iterdir()) == ["000001-000000007", "mine.txt"]
+        plain = dense()
+        plain.load_weights(folder / "000001-000000007" / "model.weights.h5")
+        resumed = strategy.distribute(dense())  # as a new process has it
+        resumed.compile(keras.optimizers.Adam(0.01), SPARSE, metrics=["accuracy"])
+        history = resumed.fit(x, y, callbacks=[tfdist.Checkpoint(folder)], **kwargs)
+        assert [p.name for p in folder.iterdir()] == ["mine.txt"]
+    assert history.epoch == [1, 2]
+    assert_same(resumed, straight)
+    for name, values in history.history.items():
+        np.testing.assert_allclose(values, whole.history[name][1:], rtol=1e-4, err_msg=name)
 
 
 @with_workers(1)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import tempfile
+import threading
 
 import keras
 import numpy as np
@@ -124,8 +126,43 @@ def bytes_are_even_over_the_ps(strategy):
 
 
 @with_workers(2)
+def p9_a_ps_that_is_started_again_goes_on_from_the_last_values(strategy):
+    """P9: a ps and a worker die and come back; all ps go back to one update, the chief and the other worker live on."""
+    cluster = CLUSTER["cluster"]
+
+    class Kill(keras.callbacks.Callback):
+        saved = 0
+
+        def on_train_batch_begin(self, batch, logs=None):
+            if batch == 100 and not self.saved:
+                self.model.save_weights(self.path)  # what the chief has, and goes back to
+                self.saved = int(self.model.optimizer.iterations)
+            if batch == 140 and "killed" not in self.__dict__:
+                self.killed = names = ("ps/1", "worker/1")
+                for name in names:
+                    cluster.processes[name].kill()
+                    cluster.processes[name].wait()
+                threading.Timer(1.0, lambda: [cluster.restart(name) for name in names]).start()
+
+    x, y = data(960)
+    model = strategy.distribute(dense())
+    model.compile(keras.optimizers.Adam(0.01), SPARSE, metrics=["accuracy"])
+    kill = Kill()
+    with tempfile.TemporaryDirectory() as folder:
+        kill.path = f"{folder}/kept.weights.h5"
+        history = model.fit(x, y, batch_size=4, epochs=2, verbose=0, callbacks=[kill]).history
+        restored = dense()
+        restored.load_weights(kill.path)
+    assert kill.saved == 100
+    assert int(model.optimizer.iterations) < 480 - 40  # what was after the save is gone
+    assert int(model.optimizer.iterations) > 100 + 240
+    assert history["accuracy"][-1] > 0.7
+
+
+@with_workers(2)
 def a_dead_ps_is_named(strategy):
     """The last check: nothing goes on after it."""
+    strategy.recover_seconds = 2.0
 
     class Kill(keras.callbacks.Callback):
         def on_train_batch_begin(self, batch, logs=None):

@@ -23,7 +23,9 @@ PURE = [
     "tfdist.doctor.findings",
     "tfdist.doctor.probe",
     "tfdist.launch.plan",
+    "tfdist.ps.consistency",
     "tfdist.ps.layout",
+    "tfdist.ps.pacing",
     "tfdist.tf_config",
 ]
 HEAVY = ("tensorflow", "horovod", "keras")

@@ -14,6 +14,8 @@ from tfdist.launch.run import dry_run as describe
 from tfdist.launch.run import run as run_job
 from tfdist.launch.task_plan import TaskJob
 
+RESTARTS = 3
+
 
 @click.command(
     context_settings={"allow_interspersed_args": False, "help_option_names": ["-h", "--help"]}
@@ -28,6 +30,11 @@ from tfdist.launch.task_plan import TaskJob
     "--ps",
     type=click.IntRange(min=1),
     help="With --workers: number of parameter servers.  [default: 1]",
+)
+@click.option(
+    "--restarts",
+    type=click.IntRange(min=0),
+    help="With --workers: how often a worker or ps that is killed is started again.  [default: 3]",
 )
 @click.option(
     "--controller",
@@ -48,6 +55,7 @@ def run(
     ranks: int | None,
     workers: int | None,
     ps: int | None,
+    restarts: int | None,
     controller: str | None,
     cores_per_rank: int | None,
     module: bool,
@@ -62,15 +70,16 @@ def run(
 
     Rank 0 or the chief prints as usual, the lines of the others carry their rank or task. When one
     fails the rest is ended, its traceback is shown last, and its exit code is that of this command.
-    When the chief ends well the other tasks have 10 seconds to end as well. Options for this
-    command stand before PROGRAM.
+    A worker or ps that is killed by a signal is started again, and training goes on. When the chief
+    ends well the other tasks have 10 seconds to end as well. Options for this command stand before
+    PROGRAM.
 
     \b
     tfdist run -np 2 train.py --epochs 3
     tfdist run -np 4 --cores-per-rank 1 -m mypackage.train
     tfdist run --ps 1 --workers 2 train.py --epochs 3
     """
-    check_choice(ranks, workers, ps, controller)
+    check_choice(ranks, workers, ps, controller, restarts)
     if not module and not Path(program).exists():
         raise click.BadParameter(
             f"there is no file {program!r}; to run a module write -m {program}.",
@@ -79,7 +88,8 @@ def run(
     what = Program("module" if module else "script", program, args)
     job: Job | TaskJob
     if workers is not None:
-        job = TaskJob(what, cluster_on_free_ports(ps or 1, workers), cores_per_rank)
+        cluster = cluster_on_free_ports(ps or 1, workers)
+        job = TaskJob(what, cluster, cores_per_rank, RESTARTS if restarts is None else restarts)
     else:
         job = Job(what, ranks or 1, controller or "gloo", cores_per_rank)
     if dry_run:
@@ -91,9 +101,15 @@ def run(
 
 
 def check_choice(
-    ranks: int | None, workers: int | None, ps: int | None, controller: str | None
+    ranks: int | None,
+    workers: int | None,
+    ps: int | None,
+    controller: str | None,
+    restarts: int | None = None,
 ) -> None:
     """UsageError unless the options choose one kind of job, ranks or tasks, and no more."""
+    if restarts is not None and workers is None:
+        raise click.UsageError("--restarts is for the tasks of a parameter-server job (--workers).")
     if ranks is not None and (workers is not None or ps is not None):
         other = "--workers" if workers is not None else "--ps"
         raise click.UsageError(

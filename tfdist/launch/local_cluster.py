@@ -9,10 +9,19 @@ from types import TracebackType
 
 from tfdist.cluster import PLACE_VARIABLES
 from tfdist.launch.ports import cluster_on_free_ports
-from tfdist.launch.processes import die_with_parent
 from tfdist.tf_config import Task
 
-SERVE = "import tfdist; tfdist.serve()"
+# Its standard input ends with the chief's process, however that ends. (The kernel's own signal for it comes when the
+# thread that started the task ends.)
+SERVE = """
+import os, sys, threading
+def end_with_chief():
+    sys.stdin.buffer.read()
+    os._exit(143)
+threading.Thread(target=end_with_chief, daemon=True).start()
+import tfdist
+tfdist.serve()
+"""
 
 
 class LocalCluster:
@@ -53,8 +62,7 @@ class LocalCluster:
         # Nobody at the keyboard means a task by Ctrl-C: the chief ends it.
         return subprocess.Popen(
             [sys.executable, "-c", SERVE],
-            env=env, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
-            preexec_fn=die_with_parent, start_new_session=True,
+            env=env, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, start_new_session=True,
         )  # fmt: skip
 
     def restart(self, name: str) -> None:

@@ -30,11 +30,18 @@ STOP_SECONDS = 4.0  # below the 5 s after which Horovod's launcher kills what it
 class Rank:
     """One rank's program, from its start to the report of its end."""
 
-    def __init__(self, place: Place, run_dir: RunDir, argv: list[str], env: dict[str, str]):
+    def __init__(
+        self, place: Place, run_dir: RunDir, argv: list[str], env: dict[str, str], restarts: int = 0
+    ):
         self.place = place
         self.run_dir = run_dir
         self.told = False
-        self.child = subprocess.Popen(argv, env=env, start_new_session=True)
+        self._left = restarts
+        self._argv, self._env = argv, env
+        self.child = self._start()
+
+    def _start(self) -> subprocess.Popen[bytes]:
+        return subprocess.Popen(self._argv, env=self._env, start_new_session=True)
 
     def stop(self, signum: int, frame: FrameType | None = None) -> None:
         """Pass a signal to stop to the program's group, once; time kills what ignores it.
@@ -59,8 +66,20 @@ class Rank:
         os._exit(128 + signal.SIGTERM)
 
     def wait(self) -> int:
-        """Wait for the program, report a failure that it could not report, return its code."""
+        """Wait for the program, report a failure that it could not report, return its code.
+
+        A program that was killed is started again, as long as that is allowed.
+        """
         status = self.child.wait()
+        while status < 0 and self._left > 0 and not self.told:
+            self._left -= 1
+            signal_group(self.child.pid, signal.SIGKILL)  # what it has started
+            name = signal.Signals(-status).name
+            print(f"tfdist: ended by {name}; started again", file=sys.stderr, flush=True)
+            self.child = self._start()
+            if self.told:  # in the meantime: the signal went to the one before
+                signal_group(self.child.pid, signal.SIGTERM)
+            status = self.child.wait()
         at = time.time()
         code = status if status >= 0 else 128 - status
         if self.told:
@@ -97,6 +116,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m tfdist.launch.rank")
     parser.add_argument("--place", type=Place.parse, help="of a task; a rank asks its launcher")
     parser.add_argument("--cores-per-rank", type=int, default=None)
+    parser.add_argument("--restarts", type=int, default=0, help="of a program that is killed")
     parser.add_argument("run_dir")
     parser.add_argument("program", nargs=argparse.REMAINDER)
     options = parser.parse_args()
@@ -113,7 +133,8 @@ def main() -> None:
         mine = sorted(os.sched_getaffinity(0))
         os.sched_setaffinity(0, rank_cores(mine, local_rank, options.cores_per_rank))
     env = rank_env(os.environ, place.number, options.cores_per_rank)
-    rank = Rank(place, run_dir, program_argv(sys.executable, place, options.program), env)
+    argv = program_argv(sys.executable, place, options.program)
+    rank = Rank(place, run_dir, argv, env, options.restarts)
     signal.signal(signal.SIGALRM, rank.kill)
     signal.signal(signal.SIGTERM, rank.stop)
     signal.signal(signal.SIGINT, rank.stop)

@@ -14,6 +14,8 @@ from tfdist.tf_config import Cluster, Task, need_chief
 class TaskJob:
     """One run of a cluster's tasks, all on this machine, all with the same program.
 
+    A worker or ps that is killed is started again, each up to `restarts` times.
+
     Raises:
         ValueError: a number out of range, or the cluster lacks a chief, workers or ps.
     """
@@ -21,9 +23,12 @@ class TaskJob:
     program: Program
     cluster: Cluster
     cores_per_rank: int | None = None
+    restarts: int = 0
 
     def __post_init__(self) -> None:
         need_chief(self.cluster)
+        if self.restarts < 0:
+            raise ValueError(f"restarts is {self.restarts}, expected 0 or more.")
         check_cores(self.cores_per_rank)
 
     @property
@@ -44,14 +49,19 @@ def plan_tasks(
     It gets the cluster as the tasks do: by TF_CONFIG, the chief's.
     """
     arguments = rank_arguments(run_dir, job.program, job.cores_per_rank)
-    argv = (python, "-m", "tfdist.launch.tasks", *arguments)
+    argv = (python, "-m", "tfdist.launch.tasks", "--restarts", str(job.restarts), *arguments)
     env, unset = env_of_run(run_dir, inherited, package_root)
     env["TF_CONFIG"] = job.cluster.tf_config(job.cluster.tasks()[CHIEF])
     return Process(argv, env, unset)
 
 
 def task_process(
-    cluster: Cluster, task: Task, arguments: list[str], python: str, inherited: Mapping[str, str]
+    cluster: Cluster,
+    task: Task,
+    arguments: list[str],
+    python: str,
+    inherited: Mapping[str, str],
+    restarts: int = 0,
 ) -> Process:
     """The process that starts and watches one task's program.
 
@@ -61,9 +71,11 @@ def task_process(
         arguments: those of rank.py that all tasks have in common.
         python: the interpreter.
         inherited: environment of the process that starts it.
+        restarts: of a worker or ps that is killed.
     """
     place = Place(cluster.tasks().index(task), task.name)
-    argv = (python, "-m", "tfdist.launch.rank", "--place", place.written(), *arguments)
+    again = ["--restarts", str(restarts)] if task.job in ("worker", "ps") and restarts else []
+    argv = (python, "-m", "tfdist.launch.rank", "--place", place.written(), *again, *arguments)
     env = {"TF_CONFIG": cluster.tf_config(task)}
     # Without it a call to a task that has ended, or not started yet, waits instead of failing.
     if "GRPC_FAIL_FAST" not in inherited:

@@ -12,10 +12,12 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfdist import private
 from tfdist.ps.task import Board, dismiss, listens
 from tfdist.tf_config import Cluster, Task
 
 START = 300.0  # seconds for all tasks to come up
+RECOVER = 60.0  # seconds for a ps that ended to come back
 TELL = 10.0  # seconds between two lines about tasks that are not there yet
 PROBE = 5.0  # seconds after which a silent cluster is looked at
 ALONE = 60.0  # seconds without any worker, after which training ends
@@ -52,6 +54,7 @@ class Chief:
         self._board = Board(cluster.chief)
         self._pool = ThreadPoolExecutor(self.limit, thread_name_prefix="tfdist-results")
         self._running: dict[Future[Any], int] = {}
+        self.heard: dict[str, list[float]] = {}  # by worker: when calls of it ended
         self._left = False
         Chief._connected = self
         atexit.register(self.leave)
@@ -69,7 +72,14 @@ class Chief:
     def schedule(self, call: int, function: Callable[..., Any], args: tuple[Any, ...]) -> None:
         """Hands a call, of this number, to the next free worker."""
         value = self._coordinator.schedule(function, args=args)
-        self._running[self._pool.submit(value.fetch)] = call
+        self._running[self._pool.submit(self._fetch, value)] = call
+
+    def _fetch(self, value: Any) -> dict[str, Any]:
+        """Waits for a call and brings its result, tensors by name, here."""
+        found = value.fetch()
+        worker = tf.DeviceSpec.from_string(private.ran_on(value))
+        self.heard.setdefault(f"{worker.job}/{worker.task}", []).append(time.monotonic())
+        return found
 
     def results(self, everything: bool = False) -> list[tuple[int, Any]]:
         """(number, what it returned) of calls that have ended since; waits for one, or for `everything`.
@@ -89,27 +99,89 @@ class Chief:
             if ended or self._any_worker():
                 silent = time.monotonic()
             elif time.monotonic() - silent > ALONE:
-                workers = _named(self.cluster, [task for task in self.cluster.tasks() if task.job == "worker"])
+                workers = _named(self.cluster, self._tasks("worker"))
                 raise RuntimeError(f"For {ALONE:.0f} s no worker has answered: {workers}. See why they ended.")
         failed = [error for future in done if (error := future.exception()) is not None]
         if failed:  # by one call, for which TensorFlow cancels the others
             raise min(failed, key=lambda error: isinstance(error, tf.errors.CancelledError))
         return sorted(((call, future.result()) for future, call in done.items()), key=lambda one: one[0])
 
+    def _try_paths(self) -> None:
+        """Lets every worker call every ps, whose failed connection it may still remember.
+
+        Raises:
+          tf.errors.OpError: one could not.
+        """
+
+        def ask() -> tf.Tensor:
+            answers = []
+            for device in self.ps_devices:
+                with tf.device(device):
+                    answers.append(tf.timestamp())
+            return tf.add_n(answers)
+
+        for worker in range(self.workers):
+            with tf.device(f"/job:worker/replica:0/task:{worker}/device:CPU:0"):
+                tf.function(ask, autograph=False)()
+
+    def _tasks(self, job: str) -> list[Task]:
+        return [task for task in self.cluster.tasks() if task.job == job]
+
+    def status(self) -> list[dict[str, Any]]:
+        """Each worker and ps: `task`, `address`, whether it `listens` now; of workers `calls` and `silent_s`.
+
+        `calls` is how many of its calls have ended, `silent_s` the seconds since the last of them (None before it).
+        """
+        found = []
+        for task in _servers(self.cluster):
+            address = self.cluster.address(task)
+            row = {"task": task.name, "address": address, "listens": listens(address)}
+            if task.job == "worker":
+                heard = self.heard.get(task.name, [])
+                row |= {"calls": len(heard), "silent_s": time.monotonic() - heard[-1] if heard else None}
+            found.append(row)
+        return found
+
     def _any_worker(self) -> bool:
         return any(listens(address) for address in self.cluster.workers)
 
-    def explain(self, error: BaseException) -> None:
-        """Raises an error that names the tasks that are gone, where some are.
+    def recover(self, error: BaseException, lost: Callable[[str], bool], seconds: float) -> None:
+        """Waits until ps tasks that were started again are there, and connects to them.
+
+        Args:
+          error: what a call, or the chief itself, met.
+          lost: whether what the ps on a device held is gone.
+          seconds: to wait for the tasks.
 
         Raises:
-          RuntimeError: from `error`.
+          RuntimeError: a ps did not come back; it is named.
+          error: no ps has lost what it held.
         """
-        if gone := _silent(self.cluster, _servers(self.cluster)):
-            raise RuntimeError(
-                f"{_named(self.cluster, gone)} ended while the chief was training. See why, and start the job again "
-                "from its last checkpoint."
-            ) from error
+        self.abandon()
+        gone = [
+            task
+            for task, device in zip(self._tasks("ps"), self.ps_devices, strict=True)
+            if not listens(self.cluster.address(task)) or lost(device)
+        ]
+        if not gone:
+            raise error
+        print(f"tfdist: {_named(self.cluster, gone)} ended; waiting for what is missing to come back", flush=True)
+        ends = time.monotonic() + seconds
+        while True:
+            try:
+                await_tasks(self.cluster, max(ends - time.monotonic(), 0.0))
+                private.reconnect(self._coordinator)
+                self._try_paths()
+                return
+            except tf.errors.OpError:  # it listens, but not everybody has noticed
+                time.sleep(0.5)
+            except RuntimeError:
+                still = _silent(self.cluster, _servers(self.cluster)) or gone
+                raise RuntimeError(
+                    f"{_named(self.cluster, gone)} ended while the chief was training, and after {seconds:.0f} s "
+                    f"{_named(self.cluster, still)} is not there. See why it ended, and start the job again from its "
+                    "last checkpoint."
+                ) from error
 
     def abandon(self) -> None:
         """Lets running calls end, as long as there are workers to run them, and forgets what they return."""

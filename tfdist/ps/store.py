@@ -121,6 +121,16 @@ class Store:
         for kept, variable in zip(self.parts[-1].statistics, self.statistics, strict=True):
             variable.assign(kept)
 
+    def lost(self, device: str) -> bool:
+        """Whether a ps task, by its device, no longer has what it held."""
+        try:
+            for part in self.parts:
+                if part.device == device:
+                    int(part.version)
+        except tf.errors.OpError:
+            return True
+        return False
+
     def updates(self) -> int:
         """Updates that every ps has applied, since the store was made."""
         return min(int(part.version) for part in self.parts)

@@ -9,7 +9,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfdist.ps.chief import START, Chief
+from tfdist.ps.chief import RECOVER, START, Chief
 from tfdist.ps.consistency import Consistency, parse
 from tfdist.ps.task import serve_as
 from tfdist.tf_config import Cluster, from_env, need_chief
@@ -40,6 +40,7 @@ class ParameterServerStrategy(tf.distribute.OneDeviceStrategy):
         `tfdist.Sync(backup_workers=0)`, `tfdist.LocalSGD(steps=8)`; "async" and "sync" for the first and the third.
       cluster: a `tfdist.LocalCluster`, for all tasks on this machine from one script; None: as TF_CONFIG says.
       start_seconds: to wait for all tasks to come up.
+      recover_seconds: to wait for a ps task that ended to be started again, by whoever watches the tasks.
 
     Raises:
       SystemExit: in a worker or ps task, when the job is over.
@@ -49,13 +50,19 @@ class ParameterServerStrategy(tf.distribute.OneDeviceStrategy):
     """
 
     def __init__(
-        self, *, consistency: Consistency | str = "async", cluster: Any = None, start_seconds: float = START
+        self,
+        *,
+        consistency: Consistency | str = "async",
+        cluster: Any = None,
+        start_seconds: float = START,
+        recover_seconds: float = RECOVER,
     ) -> None:
         check_backend()
         self.consistency = parse(consistency)
         tasks = cluster.cluster if cluster is not None else _from_tf_config()
         self.consistency.check(len(tasks.workers))
         self.chief = Chief(tasks, start_seconds)
+        self.recover_seconds = recover_seconds
         self.models = itertools.count()
         super().__init__("/job:chief/replica:0/task:0/device:CPU:0")
 
@@ -63,6 +70,10 @@ class ParameterServerStrategy(tf.distribute.OneDeviceStrategy):
     def num_replicas_in_sync(self) -> int:
         """Into how many shares a batch of `fit` is cut: the number of workers under `Sync`, else 1."""
         return self.consistency.replicas(self.chief.workers)
+
+    def status(self) -> list[dict[str, Any]]:
+        """Each worker and ps task now: see `tfdist.ps.chief.Chief.status`."""
+        return self.chief.status()
 
     @contextlib.contextmanager
     def scope(self) -> Iterator[ParameterServerStrategy]:
@@ -74,6 +85,19 @@ class ParameterServerStrategy(tf.distribute.OneDeviceStrategy):
 
     def experimental_distribute_dataset(self, dataset: Any, options: Any = None) -> Any:
         """The dataset itself: the chief reads it, and hands each batch to one worker."""
+        return dataset
+
+    def distribute_datasets_from_function(self, dataset_fn: Any, options: Any = None) -> Any:
+        """The dataset of `dataset_fn(input_context)`: there is one pipeline, the chief's, and its batches are whole.
+
+        `fit(dataset_fn)` does the same.
+
+        Raises:
+          ValueError: it returns something else than a `tf.data.Dataset`.
+        """
+        dataset = dataset_fn(tf.distribute.InputContext())
+        if not isinstance(dataset, tf.data.Dataset):
+            raise ValueError(f"The dataset_fn returned {type(dataset).__name__}, expected a batched tf.data.Dataset.")
         return dataset
 
     def distribute(self, model: Any) -> Any:

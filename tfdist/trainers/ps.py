@@ -33,6 +33,8 @@ class PSTrainer:
     def fit(self, *args: Any, **kwargs: Any) -> Any:
         call = arguments(super().fit, args, kwargs)
         adopt(self)
+        if callable(call["x"]) and not isinstance(call["x"], tf.data.Dataset):
+            call["x"] = self.__dict__["_tfdist"].strategy.distribute_datasets_from_function(call["x"])
         if self.run_eagerly:
             raise ValueError(
                 f"Model {self.name!r} was compiled with run_eagerly=True, but the steps run as graphs in worker "
@@ -41,9 +43,6 @@ class PSTrainer:
         session = self.__dict__["_tfdist"]
         try:
             return super().fit(**call)
-        except tf.errors.OpError as error:
-            session.strategy.chief.explain(error)
-            raise
         finally:
             session.end()
 
@@ -59,11 +58,28 @@ class PSTrainer:
 
     def evaluate(self, *args: Any, **kwargs: Any) -> Any:
         session = self.__dict__["_tfdist"]
+        session.snapshot()
         session.evaluating = True
         try:
             return super().evaluate(*args, **kwargs)
         finally:
             session.evaluating = False
+
+    def predict(self, *args: Any, **kwargs: Any) -> Any:
+        self.__dict__["_tfdist"].snapshot()
+        return super().predict(*args, **kwargs)
+
+    def save(self, *args: Any, **kwargs: Any) -> Any:
+        self.__dict__["_tfdist"].snapshot()
+        return super().save(*args, **kwargs)
+
+    def save_weights(self, *args: Any, **kwargs: Any) -> Any:
+        self.__dict__["_tfdist"].snapshot()
+        return super().save_weights(*args, **kwargs)
+
+    def get_weights(self) -> Any:
+        self.__dict__["_tfdist"].snapshot()
+        return super().get_weights()
 
     def _maybe_symbolic_build(self, iterator: Any = None, data_batch: Any = None) -> None:
         """Builds from the pipeline's type: a batch read for it would be lost to a generator."""

@@ -12,12 +12,15 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist import private
+from tfdist.ps.layout import bytes_by_task
 from tfdist.ps.store import Store
 from tfdist.ps.work import Work
 from tfdist.trainers.logs import metric_variables
 from tfdist.trainers.ps_dealing import Dealer, dealer_of, plain
 from tfdist.trainers.ps_embedding import tables_of
 
+SNAPSHOT_SECONDS = 30.0  # between two snapshots at least
+SNAPSHOT_SHARE = 0.04  # of the time, at most, that snapshots take
 SHOWN_EVERY = 0.2  # seconds between two looks at the metrics for the progress bar
 
 
@@ -28,12 +31,13 @@ class Session:
       training: whether the ps tasks hold newer values than the chief.
       evaluating: within `evaluate`, perhaps of a callback in the middle of an epoch.
       dropped: gradients that came too late to count, in the latest `fit`.
+      skip: batches to read and leave, which a run before this one has trained on.
     """
 
     def __init__(self, strategy: Any, name: str) -> None:
         self.strategy, self.name = strategy, name
         self.training = self.evaluating = False
-        self.dropped = 0
+        self.dropped = self.skip = 0
         self._late: collections.Counter[int] = collections.Counter()  # see `report`
         self._marks: list[tuple[float, int, int]] = []  # (time, updates, samples) as calls end
         self._rows = 0
@@ -47,6 +51,8 @@ class Session:
         self._spec: Any = None
         self._returned: dict[str, Any] = {}  # by the step that ended last
         self._metrics: dict[str, Any] = {}
+        self._made = 0
+        self._next_snapshot = 0.0
         self._heard = False  # whether a call of this epoch has ended; until then the last values are shown
         self._shown = 0.0
 
@@ -61,6 +67,7 @@ class Session:
         - `workers`, `ps`: tasks; `steps_a_call`: batches that a worker gets at a time
         - `updates`: applied; `late`: how many of them had 0, 1, 2, ... other updates between their pull and their push
         - `dropped`: gradients that came too late to count
+        - `bytes_held`: of parameters by each ps; `tasks`: see `ParameterServerStrategy.status`
         - `updates_per_s`, `samples_per_s`: all workers together, without the first fifth, which sets things up
         """
         marks = self._marks[len(self._marks) // 5 :] or [(0.0, 0, 0)]
@@ -72,6 +79,10 @@ class Session:
             "updates": sum(self._late.values()),
             "late": dict(self._late),
             "dropped": self.dropped,
+            "bytes_held": bytes_by_task(self._store.holdings, self._store.rows, len(self.strategy.chief.ps_devices))
+            if self._store is not None
+            else [],
+            "tasks": self.strategy.status(),
             "updates_per_s": (marks[-1][1] - marks[0][1]) / seconds,
             "samples_per_s": (marks[-1][2] - marks[0][2]) / seconds,
         }
@@ -89,6 +100,9 @@ class Session:
                     if not done:
                         raise
                     break
+                if self.skip:
+                    self.skip -= 1
+                    continue
                 self.take(model, tf.nest.map_structure(plain, batch), iterator.element_spec)
             return self.logs(model)
 
@@ -96,12 +110,34 @@ class Session:
 
     def take(self, model: Any, batch: Any, spec: Any) -> None:
         """Trains on a batch, now or soon."""
-        if not self.training:
-            self._begin(model)
+        self._model = model
         self._spec = tf.nest.map_structure(_plain_spec, spec)
         rows = int(tf.nest.flatten(batch)[0].shape[0])
         self._rows += rows
-        self._dealer.take(batch, rows)
+        try:
+            if not self.training:
+                self._begin(model)
+            self._dealer.take(batch, rows)
+            if time.monotonic() > self._next_snapshot:
+                self.snapshot()
+        except tf.errors.OpError as error:
+            self._recover(error)
+
+    def snapshot(self) -> None:
+        """In the middle of an epoch: waits for the updates under way; the model on the chief is up to date then.
+
+        What it costs decides how soon the next one comes by itself.
+        """
+        if not self.training:
+            return
+        began = time.monotonic()
+        try:
+            self._dealer.finish()
+            self._store.fetch()
+        except tf.errors.OpError as error:
+            self._recover(error)
+        ended = time.monotonic()
+        self._next_snapshot = ended + max(SNAPSHOT_SECONDS, (ended - began) / SNAPSHOT_SHARE)
 
     def logs(self, model: Any) -> dict[str, Any]:
         """What the step returns, with metrics of all that was trained so far in this epoch; looked at now and then."""
@@ -114,8 +150,11 @@ class Session:
 
     def finish(self, model: Any) -> dict[str, Any]:
         """Waits for all updates; the model on the chief is up to date then. The epoch's logs."""
-        self._dealer.finish()
-        self._store.fetch()
+        try:
+            self._dealer.finish()
+            self._store.fetch()
+        except tf.errors.OpError as error:
+            self._recover(error)
         self.training, self._heard, self._shown = False, True, 0.0
         return self.logs(model)
 
@@ -166,7 +205,6 @@ class Session:
 
     def _begin(self, model: Any) -> None:
         """The chief's values to the ps tasks; everything is made anew when the model was compiled or changed."""
-        self._model = model
         variables = list(model.trainable_variables)
         if not variables:
             raise ValueError(f"Model {model.name!r} has no trainable variables, so there is nothing to train.")
@@ -179,6 +217,22 @@ class Session:
             self._made_for = made_for
         self._store.load()
         self.training, self._heard = True, False
+        self._next_snapshot = time.monotonic() + SNAPSHOT_SECONDS
+
+    def _recover(self, error: tf.errors.OpError) -> None:
+        """After a ps was started again: all ps tasks go back to the chief's last values, and training goes on.
+
+        Raises:
+          RuntimeError: it did not come back.
+          error: nothing was lost on a ps.
+        """
+        lost = self._store.lost if self._store is not None else lambda device: False
+        self.strategy.chief.recover(error, lost, self.strategy.recover_seconds)
+        self._make(list(self._model.trainable_variables))
+        self._store.load()
+        self.training = True
+        updates = int(self._model.optimizer.iterations)
+        print(f"tfdist: all ps tasks are back at update {updates}, the last one the chief had; going on", flush=True)
 
     def _make(self, variables: list[Any]) -> None:
         model, strategy = self._model, self.strategy
@@ -187,7 +241,8 @@ class Session:
         others = [v for v in model.non_trainable_variables if id(v) not in kept]
         seeds = [v for v in others if keras.backend.standardize_dtype(v.dtype) == "uint32"]
         statistics = [v for v in others if v not in seeds]
-        name = f"{self.name}.{self._calls}"
+        name = f"{self.name}.{self._made}"
+        self._made += 1
         dealer = dealer_of(strategy.consistency)
         found = tables_of(model, variables) if dealer.by_rows else []
         tables = [i for i in found if id(variables[i]) not in self._whole]
