@@ -243,6 +243,32 @@ def a_checkpoint_goes_on_at_its_step(strategy):
 
 
 @with_workers(1)
+def frozen_weights_stay_with_the_workers(strategy):
+    """They are sent once, and again when they have changed."""
+
+    def build():
+        layers = keras.layers
+        frozen = layers.Dense(300, "relu", name="frozen")
+        frozen.trainable = False
+        return keras.Sequential([keras.Input((100,)), frozen, layers.BatchNormalization(), layers.Dense(3, "softmax")])
+
+    x, y = data(columns=100)
+    ours, plain = assert_like_plain(strategy, build, lambda: keras.optimizers.Adam(0.01), x=x, y=y)
+    store = ours.__dict__["_tfdist"]._store
+    assert len(store.held.variables) == 2
+    assert len(store.statistics) == 2
+    stamp = store.held.stamp
+    for model in (ours, plain):
+        model.fit(x, y, batch_size=16, shuffle=False, verbose=0)
+    assert store.held.stamp == stamp
+    for model in (ours, plain):
+        model.get_layer("frozen").set_weights([w * 0.5 for w in model.get_layer("frozen").get_weights()])
+        model.fit(x, y, batch_size=16, shuffle=False, verbose=0)
+    assert store.held.stamp > stamp
+    assert_same(ours, plain)
+
+
+@with_workers(1)
 def recurrent_layers_and_a_missing_weight(strategy):
     """A loop in the model, whose gradient is a loop; a generator whose batches have None for a part."""
     random = np.random.default_rng(2)
@@ -250,9 +276,7 @@ def recurrent_layers_and_a_missing_weight(strategy):
 
     def build():
         layers = keras.layers
-        return keras.Sequential(
-            [keras.Input((None, 3)), layers.LSTM(8), layers.Dense(3, "softmax")]
-        )
+        return keras.Sequential([keras.Input((None, 3)), layers.LSTM(8), layers.Dense(3, "softmax")])
 
     assert_like_plain(strategy, build, lambda: keras.optimizers.Adam(0.01), x=x, y=y)
 

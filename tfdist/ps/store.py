@@ -17,6 +17,7 @@ from tfdist.comm import sparse
 from tfdist.comm.buckets import Row
 from tfdist.ps import clipping, layout
 from tfdist.ps.consistency import Async, Consistency, Sync
+from tfdist.ps.held import Held
 from tfdist.ps.part import Part, compensates
 from tfdist.ps.pieces import Joiner, gathered, parcels
 from tfdist.ps.slots import Slots, stands_alone
@@ -47,6 +48,7 @@ class Store:
       optimizer: the user's, built; it stays on the chief.
       variables: the trainable Keras variables, on the chief.
       statistics: other Keras variables that steps read and write; what workers add to them is summed.
+      held: Keras variables that steps only read.
       name: unique in the job.
       consistency: how updates come in.
       tables: indices of variables of which steps need a few rows only.
@@ -65,6 +67,7 @@ class Store:
         name: str,
         consistency: Consistency | None = None,
         tables: Collection[int] = (),
+        held: Sequence[Any] = (),
     ) -> None:
         self.optimizer, self.variables, self.statistics = optimizer, variables, statistics
         self.consistency, self.tables = consistency or Async(), frozenset(tables)
@@ -84,6 +87,7 @@ class Store:
             )
             for j in used
         ]
+        self.held = Held(self.parts, held, f"{name.rpartition('.')[0]}.held")
         self._combine = tf.function(self._combined, autograph=False, reduce_retracing=True)
 
     # -- on the chief ----------------------------------------------------------------------------------------
@@ -101,6 +105,7 @@ class Store:
                     slot.assign(gathered(holding, slots.of(attribute)))
         for kept, variable in zip(self.parts[-1].statistics, self.statistics, strict=True):
             kept.assign(variable.value)
+        self.held.load()
 
     def fetch(self) -> None:
         """The ps tasks' values to the chief."""

@@ -57,11 +57,19 @@ def _collecting(collected: Collected) -> Iterator[Collected]:
 
 @dataclass(frozen=True)
 class Order:
-    """What the chief tells with a call: its number, the learning rate, and the samples' part of a joined batch."""
+    """What a call's steps have in common.
+
+    Attributes:
+      call: its number.
+      rate: the learning rate.
+      share: the samples' part of a joined batch.
+      held: values of the store's held variables.
+    """
 
     call: tf.Tensor
     rate: tf.Tensor
     share: tf.Tensor
+    held: list[tf.Tensor]
 
 
 @dataclass(frozen=True)
@@ -86,6 +94,7 @@ class Work:
       name: unique in the job.
 
     Attributes:
+      unwritten: indices of statistics that the step turned out to read only.
       needed_whole: indices of tables that the model turned out to use otherwise than by looking up rows.
     """
 
@@ -99,11 +108,12 @@ class Work:
         self._step = tf.function(self._one, autograph=False, reduce_retracing=True)
         self._traced: dict[Any, Any] = {}
         self.needed_whole: set[int] = set()
+        self.unwritten: set[int] = set()
         self._form = Form()
         self._alive: list[Any] = []  # graphs refer to variables, but do not keep them
 
     def call(self, batches: Sequence[Any], spec: Any) -> tuple[Any, list[tf.Tensor]]:
-        """The function for a call, and its arguments after the call's number, the rate, and the share.
+        """The function for a call, and its arguments after its number, the rate, the share, and the stamp.
 
         Args:
           batches: one of any kind, or several that `stackable` says can go together.
@@ -117,12 +127,12 @@ class Work:
             if several:
                 specs = [tf.TensorSpec([None, *s.shape], s.dtype) for s in specs]
 
-            def work(call: tf.Tensor, rate: tf.Tensor, share: tf.Tensor, *tensors: tf.Tensor) -> dict[str, Any]:
-                return self._form.packed(self._call(Order(call, rate, share), tensors, spec, several))
+            def work(call: Any, rate: Any, share: Any, stamp: Any, *tensors: Any) -> dict[str, Any]:
+                order = Order(call, rate, share, self._store.held.here(stamp))
+                return self._form.packed(self._call(order, tensors, spec, several))
 
-            self._traced[key] = tf.function(work, autograph=False).get_concrete_function(
-                tf.TensorSpec((), tf.int64), tf.TensorSpec((), tf.float32), tf.TensorSpec((), tf.float32), *specs
-            )
+            scalars = [tf.TensorSpec((), dtype) for dtype in (tf.int64, tf.float32, tf.float32, tf.int64)]
+            self._traced[key] = tf.function(work, autograph=False).get_concrete_function(*scalars, *specs)
         return self._traced[key], [tf.stack(column) for column in zip(*flat, strict=True)] if several else flat[0]
 
     def result(self, returned: Any) -> dict[str, Any]:
@@ -184,7 +194,7 @@ class Work:
     ) -> Computed:
         number = order.call * MOST_STEPS + step
         there = [value for value in values if value is not None]
-        return Computed(*self._step(batch, there, statistics, metrics, number, order.share))
+        return Computed(*self._step(batch, there, statistics, metrics, order.held, number, order.share))
 
     def _one(
         self,
@@ -192,6 +202,7 @@ class Work:
         values: list[tf.Tensor],
         statistics: list[tf.Tensor],
         metrics: list[tf.Tensor],
+        held: list[tf.Tensor],
         number: tf.Tensor,
         share: tf.Tensor,
     ) -> tuple[list[Any], list[tf.Tensor], list[tf.Tensor], Any, tf.Tensor]:
@@ -200,7 +211,10 @@ class Work:
         # Of each update another seed; the odd factor (Knuth's) keeps neighbours apart and meets none twice in 2**32.
         number = tf.cast(tf.math.floormod(number * 2654435761, 2**32), tf.uint32)
         seeds = [tf.stack([tf.constant(seed[0]) + number, tf.constant(seed[1])]) for seed in self._seed]
-        others = _paired([*store.statistics, *self._metrics, *self._seeds], [*statistics, *metrics, *seeds])
+        others = _paired(
+            [*store.statistics, *self._metrics, *self._seeds, *store.held.variables],
+            [*statistics, *metrics, *seeds, *held],
+        )
         dense = [v for i, v in enumerate(store.variables) if i not in store.tables]
         tables = Tables(store, self._name)
         with _collecting(Collected(store.optimizer, tables, share if self.joined else None)) as collected:
@@ -216,6 +230,7 @@ class Work:
             finally:
                 self.needed_whole |= tables.needed
         count = len(statistics)
+        self.unwritten = {i for i, (new, old) in enumerate(_paired(after[:count], statistics)) if new is old}
         changes = [new - old for new, old in _paired(after[:count], statistics)]
         weight = tf.cast(rows_of(batch), tf.float32)
         if collected.divisor is not None:

@@ -12,6 +12,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist import private
+from tfdist.ps.held import size_of
 from tfdist.ps.layout import bytes_by_task
 from tfdist.ps.store import Store
 from tfdist.ps.work import Work
@@ -19,6 +20,7 @@ from tfdist.trainers.logs import metric_variables
 from tfdist.trainers.ps_dealing import Dealer, dealer_of, plain
 from tfdist.trainers.ps_embedding import tables_of
 
+HELD_LEAST = 1 << 16  # bytes of frozen values that workers keep; fewer are pulled, which spares a second trace
 SNAPSHOT_SECONDS = 30.0  # between two snapshots at least
 SNAPSHOT_SHARE = 0.04  # of the time, at most, that snapshots take
 SHOWN_EVERY = 0.2  # seconds between two looks at the metrics for the progress bar
@@ -43,6 +45,7 @@ class Session:
         self._rows = 0
         self._calls = 0
         self._whole: set[int] = set()  # ids of embeddings that the model uses as a whole
+        self._read_only: set[int] = set()  # ids of variables that steps do not write
         self._store: Store | None = None
         self._work: Work | None = None
         self._dealer: Dealer | None = None
@@ -171,13 +174,16 @@ class Session:
     def forget(self) -> None:
         """After `compile`: what was traced is of another loss."""
         self._made_for, self._returned, self._metrics = None, {}, {}
+        self._whole.clear()
+        self._read_only.clear()
 
     # -- for the dealer --------------------------------------------------------------------------------------
 
     def send(self, batches: list[Any], share: float = 1.0) -> int:
         """Hands batches to the next free worker; the number of the call."""
         function, tensors = self._traced(batches)
-        args = (np.int64(self._calls), np.float32(self._rate()), np.float32(share), *tensors)
+        stamp = np.int64(self._store.held.stamp)
+        args = (np.int64(self._calls), np.float32(self._rate()), np.float32(share), stamp, *tensors)
         self.strategy.chief.schedule(self._calls, function, args)
         self._calls += 1
         return self._calls - 1
@@ -240,31 +246,40 @@ class Session:
         kept = {id(v) for v in (*variables, *metrics)}
         others = [v for v in model.non_trainable_variables if id(v) not in kept]
         seeds = [v for v in others if keras.backend.standardize_dtype(v.dtype) == "uint32"]
-        statistics = [v for v in others if v not in seeds]
+        statistics = [v for v in others if v not in seeds and id(v) not in self._read_only]
+        held = [v for v in others if v not in seeds and id(v) in self._read_only]
         name = f"{self.name}.{self._made}"
         self._made += 1
         dealer = dealer_of(strategy.consistency)
         found = tables_of(model, variables) if dealer.by_rows else []
         tables = [i for i in found if id(variables[i]) not in self._whole]
         self._store = Store(
-            strategy.chief.ps_devices, model.optimizer, variables, statistics, name, strategy.consistency, tables
+            strategy.chief.ps_devices, model.optimizer, variables, statistics, name, strategy.consistency, tables, held
         )
         self._work = dealer.work(model, self._store, metrics, seeds, name)
         self._dealer = dealer(self, strategy.consistency, strategy.chief.workers)
 
     def _traced(self, batches: list[Any]) -> tuple[Any, list[tf.Tensor]]:
+        """The function of a call, and its tensors. What the first trace teaches of the model may make all anew."""
         try:
-            return self._work.call(batches, self._spec)
+            found = self._work.call(batches, self._spec)
         except Exception:
+            # Was it a table that is used otherwise than by looking up rows? Then hold it as any other variable.
             if not self._work.needed_whole or not self.strategy.chief.idle:
                 raise
-        # Some table is used otherwise than by looking up rows: from now on it is held as any other variable. This is
-        # found out by the first call, so the ps tasks hold what was loaded.
-        variables = self._store.variables
-        self._whole |= {id(variables[i]) for i in self._work.needed_whole}
+            self._whole |= {id(self._store.variables[i]) for i in self._work.needed_whole}
+            return self._traced_anew(batches)
+        frozen = [self._store.statistics[i] for i in self._work.unwritten]
+        if sum(size_of(v) for v in frozen) >= HELD_LEAST and self.strategy.chief.idle:
+            self._read_only |= {id(v) for v in frozen}
+            return self._traced_anew(batches)
+        return found
+
+    def _traced_anew(self, batches: list[Any]) -> tuple[Any, list[tf.Tensor]]:
+        """Nothing was sent before, so the ps tasks hold what was loaded, and the dealer, which calls, stays."""
         dealer = self._dealer
-        self._make(variables)
-        self._dealer = dealer  # it is what called
+        self._make(self._store.variables)
+        self._dealer = dealer
         self._store.load()
         return self._traced(batches)
 
