@@ -84,6 +84,35 @@ def p9_a_killed_worker_costs_no_update(strategy):
 
 
 @with_workers(2)
+def a_worker_killed_between_push_and_answer_counts_once(strategy):
+    """Its updates are on both ps, the chief has not heard of them, and another worker makes them again: no effect."""
+    cluster, repeated = CLUSTER["cluster"], 0
+    x, y = data(960)
+    for _ in range(5):
+        model = strategy.distribute(dense())
+        model.compile(keras.optimizers.Adam(0.01), SPARSE)
+        report = tfdist.RunReport()
+
+        class Kill(keras.callbacks.Callback):
+            def on_train_batch_begin(self, batch, logs=None):
+                if batch != 100:
+                    return
+                store = self.model.__dict__["_tfdist"]._store
+                before = store.updates()
+                while store.updates() < before + 3:  # those of calls of ten that have not ended
+                    pass
+                cluster.processes["worker/1"].kill()
+
+        model.fit(x, y, batch_size=4, verbose=0, callbacks=[report, Kill()])
+        cluster.restart("worker/1")
+        assert int(model.optimizer.iterations) == report.result["updates"] == 240
+        repeated += report.result["repeated"]
+        if repeated:
+            return
+    raise AssertionError("the worker was never in the middle of a call")
+
+
+@with_workers(2)
 def an_interrupt_ends_fit_and_the_next_one_works(strategy):
     class Interrupt(keras.callbacks.Callback):
         def __init__(self, at):

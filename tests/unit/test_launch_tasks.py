@@ -29,7 +29,7 @@ class TestPlan:
         outer = {"HOROVOD_RANK": "1", "PMI_SIZE": "2", "TF_CONFIG": "another", "HOME": "/h"}
         process = plan_tasks(TaskJob(SCRIPT, CLUSTER, 2), "/run", "py", outer)
         assert process.argv == (
-            *("py", "-m", "tfdist.launch.tasks", "--cores-per-rank", "2"),
+            *("py", "-m", "tfdist.launch.tasks", "--restarts", "0", "--cores-per-rank", "2"),
             *("/run", "script", "train.py", "--epochs", "3"),
         )
         env = process.environment(outer)

@@ -33,13 +33,14 @@ class Session:
       training: whether the ps tasks hold newer values than the chief.
       evaluating: within `evaluate`, perhaps of a callback in the middle of an epoch.
       dropped: gradients that came too late to count, in the latest `fit`.
+      repeated: updates that a worker made and did not live to tell of, in the latest `fit`; they counted once.
       skip: batches to read and leave, which a run before this one has trained on.
     """
 
     def __init__(self, strategy: Any, name: str) -> None:
         self.strategy, self.name = strategy, name
         self.training = self.evaluating = False
-        self.dropped = self.skip = 0
+        self.dropped = self.repeated = self.skip = 0
         self._late: collections.Counter[int] = collections.Counter()  # see `report`
         self._marks: list[tuple[float, int, int]] = []  # (time, updates, samples) as calls end
         self._rows = 0
@@ -70,6 +71,7 @@ class Session:
         - `workers`, `ps`: tasks; `steps_a_call`: batches that a worker gets at a time
         - `updates`: applied; `late`: how many of them had 0, 1, 2, ... other updates between their pull and their push
         - `dropped`: gradients that came too late to count
+        - `repeated`: updates that a worker made and did not live to tell of; another made them again, without effect
         - `bytes_held`: of parameters by each ps; `tasks`: see `ParameterServerStrategy.status`
         - `updates_per_s`, `samples_per_s`: all workers together, without the first fifth, which sets things up
         """
@@ -82,6 +84,7 @@ class Session:
             "updates": sum(self._late.values()),
             "late": dict(self._late),
             "dropped": self.dropped,
+            "repeated": self.repeated,
             "bytes_held": bytes_by_task(self._store.holdings, self._store.rows, len(self.strategy.chief.ps_devices))
             if self._store is not None
             else [],
@@ -93,7 +96,7 @@ class Session:
     def train_function(self, model: Any) -> Any:
         self._late.clear()
         self._marks.clear()
-        self.dropped = 0
+        self.dropped = self.repeated = 0
 
         def train(iterator: Any) -> Any:
             for done in range(model.steps_per_execution):
@@ -203,8 +206,12 @@ class Session:
         self._store.combine(calls, weights, self._rate())
 
     def count(self, updates: int, late: int) -> None:
-        """Notes updates, each with so many of others between its pull and its push."""
-        self._late[late] += updates
+        """Notes updates, each with so many of others between its pull and its push.
+
+        -1: the update was made before, by a worker that died before it could tell.
+        """
+        self.repeated += updates if late < 0 else 0
+        self._late[max(late, 0)] += updates
         self._marks.append((time.monotonic(), sum(self._late.values()), self._rows))
 
     # -- setting up ------------------------------------------------------------------------------------------
