@@ -30,6 +30,11 @@ from tfdist.launch.task_plan import TaskJob
     help="With --workers: number of parameter servers.  [default: 1]",
 )
 @click.option(
+    "--evaluator",
+    is_flag=True,
+    help="With --workers: an evaluator besides, which validates while training goes on.",
+)
+@click.option(
     "--controller",
     type=click.Choice(CONTROLLERS),
     help="With -np: how the ranks find each other and exchange data.  [default: gloo]",
@@ -38,7 +43,7 @@ from tfdist.launch.task_plan import TaskJob
     "--cores-per-rank",
     type=click.IntRange(min=1),
     help="Bind each process (rank or task) to cores of its own, and set its thread counts. With "
-    "--workers it counts for chief, ps and workers alike.",
+    "--workers it counts for every task alike.",
 )
 @click.option("-m", "--module", is_flag=True, help="PROGRAM is a module, as in `python -m`.")
 @click.option("--dry-run", is_flag=True, help="Print the command and environment, start nothing.")
@@ -48,6 +53,7 @@ def run(
     ranks: int | None,
     workers: int | None,
     ps: int | None,
+    evaluator: bool,
     controller: str | None,
     cores_per_rank: int | None,
     module: bool,
@@ -58,7 +64,8 @@ def run(
     """Run PROGRAM with its ARGS in several processes of this machine.
 
     With -np these are the ranks of a ring. With --workers they are the tasks of a parameter-server
-    job: a chief, --ps parameter servers and the workers, each with its own TF_CONFIG.
+    job: a chief, --ps parameter servers, the workers and, with --evaluator, an evaluator, each with
+    its own TF_CONFIG.
 
     Rank 0 or the chief prints as usual, the lines of the others carry their rank or task. When one
     fails the rest is ended, its traceback is shown last, and its exit code is that of this command.
@@ -70,7 +77,7 @@ def run(
     tfdist run -np 4 --cores-per-rank 1 -m mypackage.train
     tfdist run --ps 1 --workers 2 train.py --epochs 3
     """
-    check_choice(ranks, workers, ps, controller)
+    check_choice(ranks, workers, ps, controller, evaluator)
     if not module and not Path(program).exists():
         raise click.BadParameter(
             f"there is no file {program!r}; to run a module write -m {program}.",
@@ -79,7 +86,7 @@ def run(
     what = Program("module" if module else "script", program, args)
     job: Job | TaskJob
     if workers is not None:
-        job = TaskJob(what, cluster_on_free_ports(ps or 1, workers), cores_per_rank)
+        job = TaskJob(what, cluster_on_free_ports(ps or 1, workers, evaluator), cores_per_rank)
     else:
         job = Job(what, ranks or 1, controller or "gloo", cores_per_rank)
     if dry_run:
@@ -91,7 +98,11 @@ def run(
 
 
 def check_choice(
-    ranks: int | None, workers: int | None, ps: int | None, controller: str | None
+    ranks: int | None,
+    workers: int | None,
+    ps: int | None,
+    controller: str | None,
+    evaluator: bool = False,
 ) -> None:
     """UsageError unless the options choose one kind of job, ranks or tasks, and no more."""
     if ranks is not None and (workers is not None or ps is not None):
@@ -100,6 +111,8 @@ def check_choice(
             f"-np and {other} exclude each other: -np starts the ranks of a ring, --workers (with "
             "--ps) the tasks of a parameter-server job."
         )
+    if evaluator and workers is None:
+        raise click.UsageError("--evaluator needs --workers: it is one of the tasks.")
     if ranks is None and workers is None:
         if ps is not None:
             raise click.UsageError("--ps needs --workers, the number of workers beside the ps.")

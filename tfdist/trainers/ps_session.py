@@ -116,6 +116,7 @@ class Session:
         """Waits for all updates; the model on the chief is up to date then. The epoch's logs."""
         self._dealer.finish()
         self._store.fetch()
+        self.strategy.chief.offers.offer(model)
         self.training, self._heard, self._shown = False, True, 0.0
         return self.logs(model)
 
