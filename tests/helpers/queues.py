@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 
 class Queues:
-    """Stands in for `tfdist.ps.snapshots.Exchange`, at both ends.
+    """Stands in for `Queues` and `Exchange` of `tfdist.ps.snapshots`.
 
     Attributes:
       asked_numbers: what the evaluator asked for, not heard by the chief yet.

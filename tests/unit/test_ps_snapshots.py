@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import ml_dtypes
 import numpy as np
 import pytest
@@ -83,7 +81,7 @@ class Model:
 def queues(monkeypatch):
     """Both ends, in this process; the chief's patience is short."""
     queues = Queues()
-    monkeypatch.setattr(offers, "Exchange", lambda address: queues)
+    monkeypatch.setattr(offers, "Queues", lambda: queues)
     monkeypatch.setattr(evaluator, "Exchange", lambda address: queues)
     monkeypatch.setattr(evaluator, "LOOK", 0.0)
     monkeypatch.setattr(offers, "SILENT", 0.2)
@@ -100,7 +98,7 @@ def receiver():
 
 class TestWords:
     def test_what_was_asked_for_is_sent_once(self, queues):
-        chief, model = offers.Offers(CLUSTER), Model()
+        chief, model = offers.Offers(False), Model()
         chief.offer(model)
         assert not queues.weights  # nobody asked
         queues.when_idle = [model.train, lambda: chief.offer(model), lambda: chief.offer(model)]
@@ -110,7 +108,7 @@ class TestWords:
         assert not queues.weights
 
     def test_the_last_are_evaluated_before_the_chief_leaves(self, queues):
-        chief, model, mine = offers.Offers(CLUSTER), Model(), receiver()
+        chief, model, mine = offers.Offers(False), Model(), receiver()
         queues.when_idle = [lambda: chief.offer(model)]
         mine.next(LIKE)
         model.train()
@@ -126,7 +124,7 @@ class TestWords:
         assert chief._evaluated
 
     def test_the_last_are_not_sent_again(self, queues):
-        chief, model, mine = offers.Offers(CLUSTER), Model(), receiver()
+        chief, model, mine = offers.Offers(False), Model(), receiver()
         queues.when_idle = [lambda: chief.offer(model)]
         mine.next(LIKE)
         queues.when_idle = [chief.finish]
@@ -135,15 +133,15 @@ class TestWords:
         assert found.arrays is None
 
     def test_a_new_evaluator_gets_all_of_the_last(self, queues):
-        chief, model = offers.Offers(CLUSTER), Model()
+        chief, model = offers.Offers(False), Model()
         queues.when_idle = [lambda: chief.offer(model)]
         receiver().next(LIKE)
         queues.when_idle = [chief.finish]
         assert receiver().next(LIKE).arrays[0].tolist() == [0.0] * 3
 
     def test_nobody_is_waited_for_without_need(self, queues, capsys):
-        offers.Offers(CLUSTER).finish()  # nobody was ever heard of
-        chief = offers.Offers(dataclasses.replace(CLUSTER, evaluators=("127.0.0.1:4",)))
+        offers.Offers(False).finish()  # nobody was ever heard of
+        chief = offers.Offers(True)
         receiver().decline()
         chief.finish()
         assert capsys.readouterr().out == ""
@@ -167,7 +165,7 @@ class TestWords:
             receiver().pulse()
 
     def test_only_the_first_model_is_offered(self, queues):
-        chief, model = offers.Offers(CLUSTER), Model()
+        chief, model = offers.Offers(False), Model()
         chief.offer(model)
         queues.asked_numbers = [1 << snapshots.WHO]
         chief.offer(Model())
@@ -176,7 +174,7 @@ class TestWords:
         assert len(queues.weights) == 1
 
     def test_another_model_is_an_error(self, queues):
-        chief, model = offers.Offers(CLUSTER), Model()
+        chief, model = offers.Offers(False), Model()
         queues.when_idle = [lambda: chief.offer(model)]
         with pytest.raises(ValueError, match="12 bytes, expected 4. Run the same script"):
             receiver().next([np.zeros(1, "float32")])

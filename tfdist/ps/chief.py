@@ -52,7 +52,7 @@ class Chief:
         self._coordinator = tf.distribute.coordinator.ClusterCoordinator(self._strategy)
         self.ps_devices = [f"/job:ps/replica:0/task:{i}/device:CPU:0" for i in range(len(cluster.ps))]
         self._board = Board(cluster.chief)
-        self.offers = Offers(cluster)
+        self.offers = Offers(bool(cluster.evaluators))
         self._pool = ThreadPoolExecutor(self.limit, thread_name_prefix="tfdist-results")
         self._running: dict[Future[Any], int] = {}
         self._left = False

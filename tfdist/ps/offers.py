@@ -12,8 +12,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist.ps import snapshots
-from tfdist.ps.snapshots import ALIVE, NOTHING, Exchange, Header
-from tfdist.tf_config import Cluster
+from tfdist.ps.snapshots import ALIVE, NOTHING, Header, Queues
 
 SILENT = 30.0  # seconds without a sign of life after which nobody waits for the evaluator
 LONGEST = 600.0  # seconds to wait for it while it lives
@@ -21,14 +20,16 @@ TELL = 2.0  # seconds of waiting after which the user hears why
 
 
 class Offers:
-    """Weights of the model that is trained first, for the evaluator of `cluster`, if there is one.
+    """Weights of the model that is trained first, for an evaluator, if there is one.
 
     Nothing here raises because of an evaluator: training does not depend on it.
+
+    Args:
+      named: whether TF_CONFIG names an evaluator; one that it does not name is known when it asks.
     """
 
-    def __init__(self, cluster: Cluster) -> None:
-        self._exchange = Exchange(cluster.chief or "")
-        self._known = bool(cluster.evaluators)  # that there is one: it is named, or it has asked
+    def __init__(self, named: bool) -> None:
+        self._queues, self._known = Queues(), named
         self._model: Any = None
         self._wanted: int | None = None  # asked for, not sent yet
         self._sent: tuple[int, int, int] | None = None  # to whom, and layout and checksum of the weights sent last
@@ -75,7 +76,7 @@ class Offers:
 
     def _listen(self) -> bool:
         """Takes in what was asked; whether the evaluator gave a sign of life."""
-        numbers = self._exchange.asked()
+        numbers = self._queues.asked()
         for number in numbers:
             if number > ALIVE and number != self._answered:  # which comes twice when its first answer was late
                 self._wanted = number
@@ -92,5 +93,5 @@ class Offers:
             data = data[:0]  # it has them
         updates = int(self._model.optimizer.iterations) if self._model is not None else 0
         for start, piece in snapshots.cut(data):
-            self._exchange.send(Header(number, updates, layout, start, len(data), int(last)), piece)
+            self._queues.send(Header(number, updates, layout, start, len(data), int(last)), piece)
         self._sent, self._answered, self._wanted = what, number, None

@@ -94,42 +94,56 @@ class Collected:
         return np.concatenate(self._pieces) if self._bytes == header.total else None
 
 
+ASKED = {"shared_name": "tfdist_asked", "capacity": 1000, "shapes": [()]}
+WEIGHTS = {"shared_name": "tfdist_weights", "capacity": -1, "shapes": []}  # without limit; pieces of any length
+
+
+class Queues:
+    """The queues, on the chief, where its TensorFlow server finds them under their names.
+
+    No session of the chief's own: one that is there while a worker comes back ends the process when it is closed.
+    """
+
+    def __init__(self) -> None:
+        with tf.device(tf.DeviceSpec.from_string(CHIEF_DEVICE).replace(replica=0).to_string()):
+            self._asked = tf.raw_ops.FIFOQueueV2(component_types=[tf.int64], **ASKED)
+            self._weights = tf.raw_ops.FIFOQueueV2(component_types=[tf.int64, tf.uint8], **WEIGHTS)
+
+    def asked(self) -> list[int]:
+        """What was asked since the last time."""
+        size = tf.raw_ops.QueueSizeV2(handle=self._asked)
+        (numbers,) = tf.raw_ops.QueueDequeueManyV2(handle=self._asked, n=size, component_types=[tf.int64])
+        return [int(n) for n in numbers]
+
+    def send(self, header: Header, piece: np.ndarray) -> None:
+        """A piece of what was asked for."""
+        components = [tf.constant(astuple(header), tf.int64), tf.constant(piece)]
+        tf.raw_ops.QueueEnqueueV2(handle=self._weights, components=components)
+
+
 class Exchange(Board):
-    """The chief's queues, those of weights too, as seen from the chief and from the evaluator."""
+    """The chief's queues, those of weights too, as seen from the evaluator."""
 
     def __init__(self, address: str) -> None:
         super().__init__(address)
         v1 = tf.compat.v1
         with self._graph.as_default(), tf.device(CHIEF_DEVICE):
-            asked = v1.FIFOQueue(1000, [tf.int64], shapes=[()], shared_name="tfdist_asked")
-            pieces = v1.FIFOQueue(-1, [tf.int64, tf.uint8], shared_name="tfdist_weights")
-            self._sizes |= {"asked": asked.size(), "weights": pieces.size()}
+            asked = v1.FIFOQueue(dtypes=[tf.int64], **ASKED)
+            weights = v1.FIFOQueue(dtypes=[tf.int64, tf.uint8], **{**WEIGHTS, "shapes": None})
+            self._sizes |= {"asked": asked.size(), "weights": weights.size()}
             self._number = v1.placeholder(tf.int64, ())
             self._ask = asked.enqueue(self._number)
-            self._asked = asked.dequeue_many(v1.placeholder_with_default(1, ()))
-            self._count = self._asked.op.inputs[1]
-            self._header, self._piece = v1.placeholder(tf.int64, [None]), v1.placeholder(tf.uint8, [None])
-            self._send = pieces.enqueue([self._header, self._piece])
-            self._receive = pieces.dequeue()
+            self._receive = weights.dequeue()
 
     def ask(self, number: int) -> None:
-        """On the evaluator: asks for the weights of the next epoch's end.
+        """Asks for the weights of the next epoch's end.
 
         `ALIVE` and `NOTHING` ask for none; -n says that the weights of request n, the last, are evaluated.
         """
         self._run(self._ask, {self._number: number})
 
-    def asked(self) -> list[int]:
-        """On the chief: what was asked since the last time."""
-        size = self._run(self._sizes["asked"])
-        return [int(n) for n in self._run(self._asked, {self._count: size})] if size else []
-
-    def send(self, header: Header, piece: np.ndarray) -> None:
-        """On the chief: a piece of what was asked for."""
-        self._run(self._send, {self._header: astuple(header), self._piece: piece})
-
     def receive(self) -> tuple[Header, np.ndarray]:
-        """On the evaluator, where `sizes` says that there is a piece."""
+        """A piece, where `sizes` says that there is one."""
         header, piece = self._run(self._receive)
         return Header(*(int(n) for n in header)), piece
 
