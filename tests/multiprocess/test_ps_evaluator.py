@@ -37,7 +37,8 @@ y = (x.sum(axis=1) > 0).astype("int32")
 validation = (x[:100], y[:100])
 with strategy.scope():
     layers = [keras.layers.Dense(16, "relu"), keras.layers.BatchNormalization(), keras.layers.Dense(2, "softmax")]
-    model = strategy.distribute(lambda: keras.Sequential([keras.Input((8,)), *layers]))
+    shape = [] if "unbuilt" in sys.argv else [keras.Input((8,))]
+    model = strategy.distribute(lambda: keras.Sequential([*shape, *layers]))
     model.compile("adam", "sparse_categorical_crossentropy", metrics=["accuracy"])
 
 class At(keras.callbacks.Callback):
@@ -134,13 +135,11 @@ def test_the_last_weights_are_evaluated_as_the_chief_does(script):
 
 
 def test_auto_strategy_and_nothing_to_evaluate(script):
-    start = time.monotonic()
     code, out, err = launched(script, "auto", "nothing")
     assert code == 0, err
     assert "evaluator/0: fit() was given no validation data" in out
     assert "waiting for the evaluator" not in out
     assert not evaluated(out)
-    assert time.monotonic() - start < 60
 
 
 def test_a_killed_chief_is_noticed(job):
@@ -161,7 +160,7 @@ def test_a_chief_that_fails_takes_the_evaluator_along(job):
 
 def test_a_dead_evaluator_harms_nobody_and_its_successor_goes_on(job, script):
     """P3: killed between two epochs; nobody named it in TF_CONFIG, as under Kubeflow."""
-    tasks = job(["wait"], named=False)
+    tasks = job(["wait", "unbuilt"], named=False)
     tasks.until("evaluator", "evaluator/0: after ")
     tasks["evaluator"].kill()
     tasks["evaluator"].wait()
