@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import os
 import signal
@@ -131,14 +130,6 @@ def test_tasks_of_a_killed_chief_leave_by_themselves(script, tmp_path):
         for process in started.values():
             process.kill()
             process.wait()
-
-
-def test_an_evaluator_has_nothing_to_do_and_leaves(tmp_path, script):
-    """P3: Kubeflow names it in every TF_CONFIG."""
-    cluster = dataclasses.replace(cluster_on_free_ports(1, 1), evaluators=("127.0.0.1:1",))
-    env = {**ENV, "TF_CONFIG": cluster.tf_config(Task("evaluator", 0))}
-    done = subprocess.run([sys.executable, script], env=env, capture_output=True, text=True, timeout=60)
-    assert (done.returncode, done.stdout) == (0, "evaluator/0: the chief evaluates, so there is nothing to do here\n")
 
 
 def test_a_task_that_never_comes_is_named(script, tmp_path):

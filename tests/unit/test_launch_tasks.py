@@ -72,8 +72,11 @@ class TestPlan:
     def test_ports_differ(self):
         assert len(set(free_addresses(50))) == 50
         cluster = cluster_on_free_ports(ps=2, workers=3)
-        assert (len(cluster.ps), len(cluster.workers)) == (2, 3)
+        assert (len(cluster.ps), len(cluster.workers), len(cluster.evaluators)) == (2, 3, 0)
         assert all(cluster.address(task).startswith("127.0.0.1:") for task in cluster.tasks())
+        watched = cluster_on_free_ports(ps=2, workers=3, evaluator=True)
+        assert watched.tasks()[-1] == Task("evaluator", 0)
+        assert "evaluator" not in watched.spec()
 
 
 class TestEnding:
@@ -168,6 +171,11 @@ class TestCommand:
         assert command.endswith("module my.train -- x")
         assert [line.split(":")[0] for line in tasks] == NAMES
 
+    def test_an_evaluator_besides(self):
+        result = self.invoke("--workers", "2", "--evaluator", "--dry-run", "-m", "my.train")
+        _, *tasks = result.output.splitlines()
+        assert [line.split(":")[0] for line in tasks] == [*NAMES, "evaluator/0"]
+
     @pytest.mark.parametrize(
         ("args", "words"),
         [
@@ -175,6 +183,8 @@ class TestCommand:
             (["-np", "2", "--workers", "2", "train.py"], "-np and --workers exclude each other"),
             (["-np", "2", "--ps", "1", "train.py"], "-np and --ps exclude each other"),
             (["--ps", "1", "train.py"], "--ps needs --workers"),
+            (["-np", "2", "--evaluator", "train.py"], "--evaluator needs --workers"),
+            (["--evaluator", "train.py"], "--evaluator needs --workers"),
             (["--workers"], "'--workers' requires an argument"),
             (["--workers", "train.py"], "'train.py' is not a valid integer"),
             (["--workers", "0", "train.py"], "0 is not in the range x>=1"),

@@ -37,6 +37,11 @@ RESTARTS = 3
     help="With --workers: how often a worker or ps that is killed is started again.  [default: 3]",
 )
 @click.option(
+    "--evaluator",
+    is_flag=True,
+    help="With --workers: an evaluator besides, which validates while training goes on.",
+)
+@click.option(
     "--controller",
     type=click.Choice(CONTROLLERS),
     help="With -np: how the ranks find each other and exchange data.  [default: gloo]",
@@ -45,7 +50,7 @@ RESTARTS = 3
     "--cores-per-rank",
     type=click.IntRange(min=1),
     help="Bind each process (rank or task) to cores of its own, and set its thread counts. With "
-    "--workers it counts for chief, ps and workers alike.",
+    "--workers it counts for every task alike.",
 )
 @click.option("-m", "--module", is_flag=True, help="PROGRAM is a module, as in `python -m`.")
 @click.option("--dry-run", is_flag=True, help="Print the command and environment, start nothing.")
@@ -56,6 +61,7 @@ def run(
     workers: int | None,
     ps: int | None,
     restarts: int | None,
+    evaluator: bool,
     controller: str | None,
     cores_per_rank: int | None,
     module: bool,
@@ -66,7 +72,8 @@ def run(
     """Run PROGRAM with its ARGS in several processes of this machine.
 
     With -np these are the ranks of a ring. With --workers they are the tasks of a parameter-server
-    job: a chief, --ps parameter servers and the workers, each with its own TF_CONFIG.
+    job: a chief, --ps parameter servers, the workers and, with --evaluator, an evaluator, each with
+    its own TF_CONFIG.
 
     Rank 0 or the chief prints as usual, the lines of the others carry their rank or task. When one
     fails the rest is ended, its traceback is shown last, and its exit code is that of this command.
@@ -79,7 +86,7 @@ def run(
     tfdist run -np 4 --cores-per-rank 1 -m mypackage.train
     tfdist run --ps 1 --workers 2 train.py --epochs 3
     """
-    check_choice(ranks, workers, ps, controller, restarts)
+    check_choice(ranks, workers, ps, controller, restarts, evaluator)
     if not module and not Path(program).exists():
         raise click.BadParameter(
             f"there is no file {program!r}; to run a module write -m {program}.",
@@ -88,7 +95,7 @@ def run(
     what = Program("module" if module else "script", program, args)
     job: Job | TaskJob
     if workers is not None:
-        cluster = cluster_on_free_ports(ps or 1, workers)
+        cluster = cluster_on_free_ports(ps or 1, workers, evaluator)
         job = TaskJob(what, cluster, cores_per_rank, RESTARTS if restarts is None else restarts)
     else:
         job = Job(what, ranks or 1, controller or "gloo", cores_per_rank)
@@ -106,6 +113,7 @@ def check_choice(
     ps: int | None,
     controller: str | None,
     restarts: int | None = None,
+    evaluator: bool = False,
 ) -> None:
     """UsageError unless the options choose one kind of job, ranks or tasks, and no more."""
     if restarts is not None and workers is None:
@@ -116,6 +124,8 @@ def check_choice(
             f"-np and {other} exclude each other: -np starts the ranks of a ring, --workers (with "
             "--ps) the tasks of a parameter-server job."
         )
+    if evaluator and workers is None:
+        raise click.UsageError("--evaluator needs --workers: it is one of the tasks.")
     if ranks is None and workers is None:
         if ps is not None:
             raise click.UsageError("--ps needs --workers, the number of workers beside the ps.")

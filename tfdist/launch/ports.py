@@ -22,7 +22,9 @@ def free_addresses(count: int) -> list[str]:
     # and until then the kernel may give one of them to any other process, for a connection too.
 
 
-def cluster_on_free_ports(ps: int, workers: int) -> Cluster:
-    """One chief, `ps` parameter servers and `workers` workers on this machine."""
-    chief, *others = free_addresses(1 + ps + workers)
-    return Cluster(chief, workers=tuple(others[ps:]), ps=tuple(others[:ps]))
+def cluster_on_free_ports(ps: int, workers: int, evaluator: bool = False) -> Cluster:
+    """One chief, `ps` parameter servers, `workers` workers, and an evaluator, on this machine."""
+    chief, *others = free_addresses(1 + ps + workers + evaluator)
+    # At the evaluator's nobody listens: it is a task's name, by which the chief knows that there is one.
+    named = tuple(others[ps + workers :])
+    return Cluster(chief, tuple(others[ps : ps + workers]), tuple(others[:ps]), named)

@@ -33,7 +33,7 @@ class TaskJob:
 
     @property
     def places(self) -> tuple[Place, ...]:
-        """The tasks in the cluster's order: chief, ps, workers."""
+        """The tasks in the cluster's order: chief, ps, workers, evaluator."""
         return tuple(Place(number, task.name) for number, task in enumerate(self.cluster.tasks()))
 
 

@@ -13,6 +13,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist import private
+from tfdist.ps.offers import Offers
 from tfdist.ps.task import Board, dismiss, listens
 from tfdist.tf_config import Cluster, Task
 
@@ -30,6 +31,7 @@ class Chief:
     Attributes:
       workers: number of worker tasks.
       ps_devices: of the ps tasks.
+      offers: of weights, to an evaluator.
 
     Raises:
       RuntimeError: tasks did not come up in `start` seconds.
@@ -52,6 +54,7 @@ class Chief:
         self._coordinator = tf.distribute.coordinator.ClusterCoordinator(self._strategy)
         self.ps_devices = [f"/job:ps/replica:0/task:{i}/device:CPU:0" for i in range(len(cluster.ps))]
         self._board = Board(cluster.chief)
+        self.offers = Offers(bool(cluster.evaluators))
         self._pool = ThreadPoolExecutor(self.limit, thread_name_prefix="tfdist-results")
         self._running: dict[Future[Any], int] = {}
         self.heard: dict[str, list[float]] = {}  # by worker: when calls of it ended
@@ -198,7 +201,11 @@ class Chief:
         if not self._left:
             self._left = True
             failed = getattr(sys, "last_value", None) is not None
-            dismiss(self._board, len(self.cluster.ps) + self.workers, failed)
+            try:
+                if not failed:
+                    self.offers.finish()
+            finally:
+                dismiss(self._board, len(self.cluster.ps) + self.workers, failed)
 
 
 def await_tasks(cluster: Cluster, seconds: float) -> None:

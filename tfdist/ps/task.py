@@ -13,6 +13,7 @@ import os
 import socket
 import sys
 import time
+from collections.abc import Mapping
 from typing import Any, NoReturn
 
 import tensorflow as tf
@@ -23,6 +24,7 @@ LOOK = 0.5  # seconds between two looks at the chief
 LOST = 10.0  # seconds without an answer of a chief that answered before, after which it counts as gone
 NEVER_CAME = 600.0  # seconds to wait for a chief to answer the first time
 FAILED, GONE = 1, 3  # exit codes of a task whose chief failed, or vanished
+CHIEF_DEVICE = "/job:chief/task:0/device:CPU:0"
 
 _kept: list[Any] = []  # servers and sessions, which end with the process
 
@@ -36,7 +38,7 @@ class Board:
         self._config = v1.ConfigProto(device_filters=["/job:chief"], operation_timeout_in_ms=5000)
         self._limit = v1.RunOptions(timeout_in_ms=5000)
         self._graph = tf.Graph()
-        with self._graph.as_default(), tf.device("/job:chief/task:0/device:CPU:0"):
+        with self._graph.as_default(), tf.device(CHIEF_DEVICE):
             queues = {
                 name: v1.FIFOQueue(1000, [tf.int32], shapes=[()], shared_name=f"tfdist_{name}")
                 for name in ("done", "failed", "seen")
@@ -55,14 +57,14 @@ class Board:
         """
         return self._run(self._sizes)
 
-    def _run(self, what: Any) -> Any:
+    def _run(self, what: Any, feed: Mapping[Any, Any] | None = None) -> Any:
         if self._session is None:
             if not listens(self._address):  # a session waits for its server without end
                 raise tf.errors.UnavailableError(None, None, f"nobody listens at {self._address}")
             self._session = tf.compat.v1.Session(f"grpc://{self._address}", graph=self._graph, config=self._config)
             _kept.append(self._session)  # to close it would ask the server, which may be gone, and wait
         try:
-            return self._session.run(what, options=self._limit)
+            return self._session.run(what, feed, options=self._limit)
         except tf.errors.OpError:
             self._session = None
             raise
@@ -83,7 +85,7 @@ def serve() -> NoReturn:
 
     Raises:
       SystemExit: 0 when the chief is done, another code when it failed or vanished.
-      ValueError: TF_CONFIG is missing or wrong, or names this process the chief.
+      ValueError: TF_CONFIG is missing or wrong, or names this process the chief or the evaluator.
     """
     found = from_env()
     if found is None:
@@ -95,45 +97,64 @@ def serve() -> NoReturn:
     need_chief(cluster)
     if task.is_chief:
         raise ValueError("serve() is for worker and ps tasks, and TF_CONFIG names this process the chief.")
+    if task.job == "evaluator":
+        raise ValueError(
+            f"serve() is for worker and ps tasks, and TF_CONFIG names this process {task.name}, which needs the model "
+            "and the validation data. Run the training script there, as on the chief: its fit() evaluates."
+        )
     raise SystemExit(serve_as(cluster, task))
 
 
 def serve_as(cluster: Cluster, task: Task) -> int:
     """Serves until the job's end; the exit code."""
-    if task.job == "evaluator":
-        print(f"{task.name}: the chief evaluates, so there is nothing to do here", flush=True)
-        return 0
     server = tf.distribute.Server(tf.train.ClusterSpec(cluster.spec()), job_name=task.job, task_index=task.index)
     _kept.append(server)
     print(f"serving as {task.name}", flush=True)
     code = watch(Board(cluster.chief), task)
-    atexit.register(_leave, code)
+    atexit.register(leave, code)
     return code
 
 
-def _leave(code: int) -> None:
+def leave(code: int) -> None:
     """Ends the process here: to take TensorFlow's server and sessions down would wait for tasks that are gone."""
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)
 
 
+class Silence:
+    """How long the chief has given the task `name` no answer."""
+
+    def __init__(self, name: str) -> None:
+        self._name, self._began = name, time.monotonic()
+        self._heard: float | None = None
+
+    def broken(self) -> None:
+        """The chief has answered."""
+        self._heard = time.monotonic()
+
+    def too_long(self, error: tf.errors.OpError) -> bool:
+        """It has not; whether it counts as gone, which is printed then."""
+        silent = time.monotonic() - (self._began if self._heard is None else self._heard)
+        if silent <= (NEVER_CAME if self._heard is None else LOST):
+            return False
+        print(f"{self._name}: the chief gave no answer for {silent:.0f} s ({error.message})", file=sys.stderr)
+        return True
+
+
 def watch(board: Board, task: Task) -> int:
     """Returns when the chief says that the job is over, or has gone; the exit code."""
-    heard: float | None = None
-    began = time.monotonic()
+    silence = Silence(task.name)
     while True:
         try:
             sizes = board.sizes()
-            heard = time.monotonic()
+            silence.broken()
             if sizes["done"] or sizes["failed"]:
                 board.put("seen")
                 _wait_for_the_end(board)
                 return FAILED if sizes["failed"] else 0
         except tf.errors.OpError as error:
-            silent = time.monotonic() - (began if heard is None else heard)
-            if silent > (NEVER_CAME if heard is None else LOST):
-                print(f"{task.name}: the chief gave no answer for {silent:.0f} s ({error.message})", file=sys.stderr)
+            if silence.too_long(error):
                 return GONE
         time.sleep(LOOK)
 

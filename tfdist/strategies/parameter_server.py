@@ -21,8 +21,9 @@ class ParameterServerStrategy(tf.distribute.OneDeviceStrategy):
     """Data parallel training with the parameters on ps tasks, asynchronous unless `consistency` says otherwise.
 
     One script for every task; `TF_CONFIG` (chief, worker, ps) tells a process its role. In a worker or ps task this
-    constructor serves until the chief is done and raises SystemExit(0), so what follows it runs on the chief alone.
-    There Keras' `fit` reads batches and hands them to workers; a worker pulls the parameters from the ps tasks,
+    constructor serves until the chief is done and raises SystemExit(0), so what follows it runs on the chief alone. In
+    an evaluator task it gives an `EvaluatorStrategy`, whose `fit` evaluates what the chief trains.
+    On the chief Keras' `fit` reads batches and hands them to workers; a worker pulls the parameters from the ps tasks,
     computes the gradient of one batch, and each ps applies its part with its part of the optimizer (Dean et al.,
     Large Scale Distributed Deep Networks, 2012; Li et al., Scaling Distributed Machine Learning with the Parameter
     Server, 2014).
@@ -48,6 +49,15 @@ class ParameterServerStrategy(tf.distribute.OneDeviceStrategy):
         the number of workers, or Keras' backend is not TensorFlow.
       RuntimeError: tasks did not come up in time, or the process has such a strategy already.
     """
+
+    def __new__(cls, **options: Any) -> ParameterServerStrategy:
+        if cls is ParameterServerStrategy and options.get("cluster") is None:
+            found = from_env()
+            if found is not None and found[1].job == "evaluator":
+                from tfdist.strategies.ps_evaluator import EvaluatorStrategy
+
+                return super().__new__(EvaluatorStrategy)
+        return super().__new__(cls)
 
     def __init__(
         self,

@@ -161,6 +161,7 @@ class Session:
             self._store.fetch()
         except tf.errors.OpError as error:
             self._recover(error)
+        self.strategy.chief.offers.offer(model)
         self.training, self._heard, self._shown = False, True, 0.0
         return self.logs(model)
 
