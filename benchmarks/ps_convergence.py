@@ -57,7 +57,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--kinds", nargs="+", choices=list(KINDS), default=list(KINDS), metavar="KIND")
     parser.add_argument("--workers", type=int, default=4)
-    parser.add_argument("--batch", type=int, default=32, help="samples of an update")
+    parser.add_argument("--batch", type=int, default=32, help="samples of a worker's gradient")
     parser.add_argument("--epochs", type=int, default=60, help="epochs of a run, at most")
     parser.add_argument("--share", type=float, default=0.1, help="of the time that the slow worker runs")
     parser.add_argument("--period", type=float, default=0.04, help="seconds between two stops of it")

@@ -57,7 +57,8 @@ def table(runs: dict[str, list[Run | None]], options: argparse.Namespace, accura
                 f"{median(run['others'] for run in found):.2f}",
             ]
         )
-    title = f"{options.workers} workers, the last at {options.share:.0%} of its speed, 1 ps, batches of {options.batch}"
+    slow = f"the last at {options.share:.0%} of its speed"
+    title = f"{options.workers} workers, {slow}, 1 ps, gradients of {options.batch} samples"
     return title, rows
 
 

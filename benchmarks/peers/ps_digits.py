@@ -22,7 +22,7 @@ class Task(NamedTuple):
     kind: str  # a class of tfdist's, such as "Async", and its arguments
     arguments: dict[str, Any]
     workers: int
-    batch: int
+    batch: int  # samples of a worker's gradient
     epochs: int  # at most
     accuracy: float  # of the samples held back, at which it ends
 
@@ -57,6 +57,10 @@ class PsDigits:
         consistency = getattr(tfdist, task.kind)(**task.arguments)
         strategy = tfdist.ParameterServerStrategy(cluster=cluster, consistency=consistency)
         pin_workers(cluster.processes)
+        # A worker's share is the same in every kind. Where the shares of all make one update, its rate is scaled by
+        # their number (Goyal et al. 2017).
+        shares = strategy.num_replicas_in_sync
+        self.batch = task.batch * shares
         images, labels = load_digits(return_X_y=True)
         split = train_test_split(
             (images / 16).astype("float32"), labels, test_size=0.2, random_state=1, stratify=labels
@@ -66,7 +70,7 @@ class PsDigits:
         hidden = [keras.layers.Dense(64, activation="relu") for _ in range(2)]
         self.model = strategy.distribute(keras.Sequential([keras.Input((64,)), *hidden, keras.layers.Dense(10)]))
         self.model.compile(
-            keras.optimizers.SGD(RATE, momentum=MOMENTUM),
+            keras.optimizers.SGD(RATE * shares, momentum=MOMENTUM),
             keras.losses.SparseCategoricalCrossentropy(from_logits=True),
             metrics=["accuracy"],
         )
@@ -88,7 +92,7 @@ class PsDigits:
 
     def fit(self, epochs: int, callbacks: list[keras.callbacks.Callback]) -> None:
         self.model.fit(
-            self.x, self.y, batch_size=self.task.batch, epochs=epochs, validation_data=(self.xv, self.yv),
+            self.x, self.y, batch_size=self.batch, epochs=epochs, validation_data=(self.xv, self.yv),
             verbose=0, callbacks=callbacks,
         )  # fmt: skip
 
