@@ -9,6 +9,7 @@ C, C B A, ...; a figure is the median over turns, a ratio the median of those wi
 from __future__ import annotations
 
 import argparse
+import itertools
 import sys
 import time
 from pathlib import Path
@@ -30,6 +31,7 @@ class Variant(NamedTuple):
     team: Team
     workers: int = 0
     steps_per_execution: int = 1
+    legacy: bool = False
 
 
 def variants(tf_keras_python: str | None) -> list[Variant]:
@@ -37,15 +39,16 @@ def variants(tf_keras_python: str | None) -> list[Variant]:
     chosen = [Variant(Team("keras", "ps keras"))]
     chosen += [Variant(Team(f"tfdist {n}", "ps tfdist", pinned=False), n) for n in (1, 2, 4)]
     if tf_keras_python:
-        for steps in (1, 10):
-            team = Team(f"tf_keras 2, {steps} a call", "ps tf_keras", python=tf_keras_python, pinned=False)
-            chosen.append(Variant(team, 2, steps))
+        for legacy, steps in itertools.product((False, True), (1, 10)):
+            name = f"{ps_report.LEGACY if legacy else ps_report.PEER}, {steps} a call"
+            team = Team(name, "ps tf_keras", python=tf_keras_python, pinned=False)
+            chosen.append(Variant(team, 2, steps, legacy))
     return chosen
 
 
 def measure(variant: Variant, model: str, table: models.Table, options: argparse.Namespace) -> ps_report.Figures | None:
     """One variant with one model, in processes that end with it; None, and a message, where it failed."""
-    setting = Setting(model, variant.workers, variant.steps_per_execution, table)
+    setting = Setting(model, *variant[1:], table)
     quiet.wait(QUIET, options.patience)
     try:
         with Teams([variant.team], options.show_output, options.deadline) as running:

@@ -20,6 +20,7 @@ class Setting(NamedTuple):
     model: str
     workers: int = 0
     steps_per_execution: int = 1
+    legacy: bool = False  # tf_keras' older optimizer of the same rule
     table: models.Table = models.Table()
 
 
@@ -48,9 +49,8 @@ class PsFit:
 
     def compile(self, model: Any) -> None:
         loss = self.keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-        model.compile(
-            self.keras.optimizers.SGD(models.RATE), loss, steps_per_execution=self.setting.steps_per_execution
-        )
+        optimizers = self.keras.optimizers.legacy if self.setting.legacy else self.keras.optimizers
+        model.compile(optimizers.SGD(models.RATE), loss, steps_per_execution=self.setting.steps_per_execution)
 
     def fit(self, arrays: Arrays, updates: int) -> list[Mark]:
         """One epoch; updates as they were applied."""
