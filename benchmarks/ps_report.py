@@ -85,7 +85,10 @@ def parameter_server(
     tables = [
         (f"Updates/s of all workers together, batches of {models.BATCH}", speed),
         (f"Seconds of the first fit, {options.first} updates, set-up included, start of the cluster not", whole),
-        ("tfdist over tf_keras (the better of 1 and 10 a call), 2 workers each; in brackets what is to be reached", compared),
+        (
+            "tfdist over tf_keras (the better of 1 and 10 a call), 2 workers; in brackets what is to be reached",
+            compared,
+        ),
     ]
     if by_ids:
         title = "Bytes an update on the loopback interface: `wide`, tfdist, 2 workers"
