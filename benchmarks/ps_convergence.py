@@ -2,7 +2,8 @@
 
 A small network on scikit-learn's digits, SGD with momentum, 1 ps and `--workers`, of which the last runs a tenth of the
 time. Each run is a process with a cluster of its own, set up before the clock starts; it ends when 97 % of the samples
-held back are recognised at the end of an epoch, or after `--epochs`. Kinds take turns; figures are medians over turns.
+held back are recognised at the end of an epoch, or after `--epochs`. Kinds take turns, each turn from other initial
+weights; figures are medians over turns.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ def measure(name: str, number: int, options: argparse.Namespace) -> dict[str, An
     """One run, in processes that end with it; None, and a message, where it failed."""
     team = Team(f"digits {number}", "ps digits", pinned=False)
     kind, arguments = KINDS[name]
-    task = (kind, arguments, options.workers, options.batch, options.epochs, ACCURACY)
+    task = (kind, arguments, options.workers, options.batch, options.epochs, ACCURACY, number)
     quiet.wait(QUIET, options.patience)
     try:
         with Teams([team], options.show_output, options.deadline) as running:
@@ -58,7 +59,7 @@ def main() -> None:
     parser.add_argument("--kinds", nargs="+", choices=list(KINDS), default=list(KINDS), metavar="KIND")
     parser.add_argument("--workers", type=int, default=4)
     parser.add_argument("--batch", type=int, default=32, help="samples of a worker's gradient")
-    parser.add_argument("--epochs", type=int, default=60, help="epochs of a run, at most")
+    parser.add_argument("--epochs", type=int, default=100, help="epochs of a run, at most")
     parser.add_argument("--share", type=float, default=0.1, help="of the time that the slow worker runs")
     parser.add_argument("--period", type=float, default=0.04, help="seconds between two stops of it")
     parser.add_argument("--turns", type=int, default=3, help="runs of each kind")

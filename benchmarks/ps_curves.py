@@ -90,6 +90,8 @@ def plot(runs: dict[str, list[Run | None]], accuracy: float, path: Path) -> None
     for axes, label in ((by_time, "seconds"), (by_updates, "updates")):
         axes.axhline(100 * (1 - accuracy), color="grey", linestyle=":", linewidth=1)
         axes.set(xlabel=label, xscale="log", yscale="log")
+        axes.set_yticks([1, 2, 3, 5, 10, 20, 50], ["1", "2", "3", "5", "10", "20", "50"])
+        axes.minorticks_off()
         axes.grid(alpha=0.3)
     by_time.set_ylabel("digits not recognised, %")
     by_updates.legend(fontsize="small")
