@@ -7,6 +7,8 @@ PYTHON ?= python3
 VENV   ?= .venv
 PINS   ?= -c requirements/constraints.txt
 TF     ?=
+# PLOT= draws the picture of the convergence, for which matplotlib has to be there.
+PLOT   ?= --without-plot
 # Arguments for pytest, such as ARGS="tests/unit -k buckets".
 ARGS   ?=
 
@@ -44,6 +46,8 @@ lint: $(PACKAGES)
 bench: $(HOROVOD)
 	$(BIN)/python benchmarks/ring.py
 	$(BIN)/python benchmarks/allreduce.py
+	$(BIN)/python benchmarks/parameter_server.py
+	$(BIN)/python benchmarks/ps_convergence.py $(PLOT)
 
 pins: $(PACKAGES)
 	$(BIN)/python requirements/pin.py

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 
@@ -18,8 +19,9 @@ def _of(pids: list[int]) -> float:
     """CPU seconds that these processes have used."""
     total = 0.0
     for pid in pids:
-        used = psutil.Process(pid).cpu_times()
-        total += used.user + used.system
+        with contextlib.suppress(psutil.NoSuchProcess):  # it failed, of which others tell
+            used = psutil.Process(pid).cpu_times()
+            total += used.user + used.system
     return total
 
 

@@ -38,12 +38,15 @@ AGAINST_LOOP = {"deep": 1.5, "mlp": 1.05, "cnn": 1.05, "transformer": 1.05}
 EFFICIENCY = {"deep": 0.55, "mlp": 0.50, "cnn": 0.90}
 
 
-def python_with_torch(asked: str | None) -> str | None:
-    """The interpreter to run PyTorch with, or None where there is none."""
+def python_with(package: str, asked: str | None, beside: str = "numpy") -> str | None:
+    """The interpreter to run a peer with: `asked`, or this one, or None where this one has no such package."""
     if asked is None:
-        return sys.executable if importlib.util.find_spec("torch") else None
-    if subprocess.run([asked, "-c", "import torch, numpy"], capture_output=True).returncode:
-        raise SystemExit(f"--torch-python {asked}: it has no torch or no numpy: {asked} -m pip install torch numpy")
+        return sys.executable if importlib.util.find_spec(package) else None
+    if subprocess.run([asked, "-c", f"import {package}, {beside}"], capture_output=True).returncode:
+        option = f"--{package.replace('_', '-')}-python"
+        raise SystemExit(
+            f"{option} {asked}: it has no {package} or no {beside}: {asked} -m pip install {package} {beside}"
+        )
     return asked
 
 
@@ -93,7 +96,7 @@ def ring(results: dict[str, Measured], options: argparse.Namespace, about: dict[
             targets = (ONE_RANK, AGAINST_LOOP[model], None, EFFICIENCY.get(model))
             if controller != "gloo":
                 targets = (None,) * 4
-            cells = [_against(value, target) for value, target in zip(got.values(), targets, strict=True)]
+            cells = [against(value, target) for value, target in zip(got.values(), targets, strict=True)]
             ddp = f"{_over(seconds, 'torch 1', 'torch 2'):.2f}" if "torch 2" in seconds else "-"
             compared.append([model, controller, *cells, ddp])
     titles = (
@@ -114,23 +117,24 @@ def ring(results: dict[str, Measured], options: argparse.Namespace, about: dict[
     )
 
 
-def _against(value: float, target: float | None) -> str:
+def against(value: float, target: float | None) -> str:
     if target is None:
         return f"{value:.2f}"
     return f"{value:.2f} ({target:.2f}{'' if value >= target else ', short'})"
 
 
-def surroundings(torch_python: str | None = None) -> dict[str, Any]:
-    """What a figure depends on: versions, machine, load at the start, date."""
+def surroundings(**peers: str | None) -> dict[str, Any]:
+    """What a figure depends on: versions, machine, load at the start, date; of a peer, by its interpreter, too."""
     found = {"python": platform.python_version()}
     for package in ("tensorflow", "tensorflow-cpu", "keras", "horovod", "numpy"):
         try:
             found[package] = metadata.version(package)
         except metadata.PackageNotFoundError:
             continue
-    if torch_python:
-        ask = [torch_python, "-c", "import torch; print(torch.__version__)"]
-        found["torch"] = subprocess.run(ask, capture_output=True, text=True).stdout.strip()
+    for package, python in peers.items():
+        if python:
+            ask = [python, "-c", f"import {package}; print({package}.__version__)"]
+            found[package] = subprocess.run(ask, capture_output=True, text=True).stdout.strip()
     return {
         "date": time.strftime("%Y-%m-%d %H:%M"),
         "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),

@@ -86,9 +86,9 @@ def main() -> None:
     parser.add_argument("--show-output", action="store_true", help="show what the variants print")
     options = parser.parse_args()
 
-    torch_python = None if options.without_torch else report.python_with_torch(options.torch_python)
+    torch_python = None if options.without_torch else report.python_with("torch", options.torch_python)
     started = time.time()
-    about = report.surroundings(torch_python)
+    about = report.surroundings(torch=torch_python)
     results = {}
     with Teams(teams(torch_python, options.controller), options.show_output) as running:
         for model in options.models:

@@ -18,6 +18,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from tfdist.launch.processes import die_with_parent
+
 ROOT = Path(__file__).resolve().parent.parent
 CALM = {
     "TF_CPP_MIN_LOG_LEVEL": "3",
@@ -40,10 +42,13 @@ class Team:
     controller: str = "gloo"
     python: str = sys.executable
     env: Mapping[str, str] = field(default_factory=dict)
+    pinned: bool = True  # to a core of its own; a chief pins its workers instead
 
     def commands(self, meeting: str) -> list[tuple[list[str], dict[str, str]]]:
         """(argv, environment) of each process to start."""
         worker = [self.python, "-m", "benchmarks.worker", self.variant]
+        if not self.pinned:
+            return [(worker, {**self.env, "BENCHMARK_UNPINNED": "1"})]
         if self.variant == "torch":
             shared = {**self.env, "WORLD_SIZE": str(self.ranks), "BENCHMARK_MEETING": meeting}
             return [(worker, {**shared, "RANK": str(rank)}) for rank in range(self.ranks)]
@@ -57,10 +62,16 @@ class Team:
 
 
 class Teams:
-    """A context manager: the teams' processes, all frozen but the one whose turn it is."""
+    """A context manager: the teams' processes, all frozen but the one whose turn it is.
 
-    def __init__(self, teams: Sequence[Team], show: bool = False) -> None:
-        self.teams, self._show = list(teams), show
+    Args:
+        teams: to start.
+        show: what they print, instead of keeping it for errors.
+        deadline: seconds of a call.
+    """
+
+    def __init__(self, teams: Sequence[Team], show: bool = False, deadline: float = 600.0) -> None:
+        self.teams, self._show, self._deadline = list(teams), show, deadline
         self._ranks: dict[str, dict[int, tuple[Connection, int]]] = {}
         self._started: list[subprocess.Popen[bytes]] = []
         self._folder = tempfile.mkdtemp(prefix="benchmark-")
@@ -89,11 +100,11 @@ class Teams:
         self._listener.close()
         ends = time.monotonic() + 10
         for process in self._started:
-            try:
+            with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(max(0.1, ends - time.monotonic()))
-            except subprocess.TimeoutExpired:
+            with contextlib.suppress(ProcessLookupError):  # also what a process that crashed has left behind
                 os.killpg(process.pid, signal.SIGKILL)
-                process.wait()
+            process.wait()
         for ranks in self._ranks.values():
             for _, pid in ranks.values():
                 with contextlib.suppress(ProcessLookupError):
@@ -110,7 +121,7 @@ class Teams:
         ranks = self._ranks[team.name]
         for connection, _ in ranks.values():
             connection.send((method, args))
-        answers = [self._receive(team, ranks[rank][0], 600.0) for rank in sorted(ranks)]
+        answers = [self._receive(team, ranks[rank][0], self._deadline) for rank in sorted(ranks)]
         self._signal(team.name, signal.SIGSTOP)
         for problem, _ in answers:
             if problem:
@@ -134,6 +145,7 @@ class Teams:
                     "PYTHONPATH": os.pathsep.join([*filter(None, [env.get("PYTHONPATH")]), str(ROOT)]),
                 },
                 stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True,
+                preexec_fn=die_with_parent,
             )  # fmt: skip
             self._started.append(process)
         for _ in range(team.ranks):

@@ -19,12 +19,16 @@ VARIANTS = {
     "horovod": "benchmarks.peers.horovod_loop",
     "torch": "benchmarks.peers.torch_ddp",
     "allreduce": "benchmarks.peers.ring_alone",
+    "ps keras": "benchmarks.peers.ps_keras",
+    "ps tfdist": "benchmarks.peers.ps_tfdist",
+    "ps tf_keras": "benchmarks.peers.ps_tf_keras",
+    "ps digits": "benchmarks.peers.ps_digits",
 }
 RANKS = ("HOROVOD_RANK", "OMPI_COMM_WORLD_RANK", "RANK")
 
 
 class Variant(Protocol):
-    """What a module of `VARIANTS` makes by its `open`."""
+    """What a module of `VARIANTS` makes by its `open`; those of the parameter server have methods of their own."""
 
     def prepare(self, model: str, steps: int) -> dict[str, Any]:
         """Builds the model and runs a few steps; facts for the report."""
@@ -45,7 +49,8 @@ def pin(rank: int) -> None:
 
 def main() -> None:
     rank = next((int(os.environ[name]) for name in RANKS if name in os.environ), 0)
-    pin(rank)
+    if "BENCHMARK_UNPINNED" not in os.environ:
+        pin(rank)
     host, port = os.environ["BENCHMARK_ADDRESS"].split(":")
     with Client((host, int(port)), authkey=os.environ["BENCHMARK_KEY"].encode()) as driver:
         try:

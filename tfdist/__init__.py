@@ -17,7 +17,7 @@ _HOMES = {
     "serve": "tfdist.ps.task",
     "Checkpoint": "tfdist.checkpoint",
     "LinearScaling": "tfdist.callbacks",
-    "RunReport": "tfdist.callbacks",
+    "RunReport": "tfdist.report",
     "spawn": "tfdist.launch.spawn",
     "SpawnError": "tfdist.launch.spawn",
     "SpawnTimeoutError": "tfdist.launch.spawn",

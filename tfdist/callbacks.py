@@ -1,18 +1,14 @@
-"""Callbacks for training on many ranks: scaling the learning rate, and a report of where the time goes."""
+"""Scaling of the learning rate with the batch."""
 
 from __future__ import annotations
 
-import statistics
-import time
 from typing import Any
 
 import keras
 
-from tfdist.comm.clock import Timing, timing
 from tfdist.trainers.optimizer import RingOptimizer
-from tfdist.trainers.ps_session import Session
 from tfdist.trainers.swap import has
-from tfdist.trainers.switchboard import Switchboard, of
+from tfdist.trainers.switchboard import Switchboard
 
 
 class LinearScaling(keras.callbacks.Callback):
@@ -121,102 +117,3 @@ def _is_schedule(optimizer: Any) -> bool:
 def _global_batch(model: Any) -> int | None:
     board = model.__dict__.get("_tfdist")
     return board.batch() if isinstance(board, Switchboard) else None
-
-
-class RunReport(keras.callbacks.Callback):
-    """Measures the steps of a `fit` on this rank and, on rank 0, prints a line about them at its end.
-
-    After training, `result` holds the medians over all steps but the first two (which trace and warm up):
-
-    - `steps`, `step_s` (seconds), `samples_per_s` (all ranks together; None where the batch is unknown)
-    - `communicating`: share of the step during which a reduction of gradients was under way, waiting for slower
-      ranks included; `hidden`: share of that time which the backward pass went on meanwhile
-    - `buckets` and `bytes` a step, before compression
-
-    The times are taken by four operations a bucket in the step's graph.
-
-    Under `ParameterServerStrategy` it holds what `tfdist.trainers.ps_session.Session.report` says: updates, their
-    speed, how late gradients were, and how many were dropped.
-    """
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.result: dict[str, Any] = {}
-        self._seconds: list[float] = []
-        self._timings: list[Timing] = []
-        self._start = 0.0
-
-    def set_model(self, model: Any) -> None:
-        super().set_model(model)
-        if "_tfdist" not in model.__dict__:
-            raise ValueError("RunReport needs a distributed model: call `model = strategy.distribute(model)` before.")
-        if not isinstance(of(model), Session):
-            of(model).clock_steps(model)
-
-    def on_train_begin(self, logs: Any = None) -> None:
-        self._seconds, self._timings = [], []
-
-    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
-        self._start = time.perf_counter()
-
-    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        self._seconds.append(time.perf_counter() - self._start)
-        for reducer in getattr(of(self.model), "reducers", [])[:1]:
-            stamps = reducer.clock.read() if reducer.clock is not None else None
-            if stamps is not None:
-                self._timings.append(timing(*stamps))
-
-    def on_train_end(self, logs: Any = None) -> None:
-        board = of(self.model)
-        steps = self._seconds[2:] or self._seconds
-        if not steps:
-            return
-        if isinstance(board, Session):
-            self.result = board.report()
-            print(f"tfdist: {describe_updates(self.result)}", flush=True)
-            return
-        executed = self.model.steps_per_execution
-        step = statistics.median(steps) / executed
-        batch = board.batch()
-        traffic = [t for r in board.reducers for t in r.traffic.values()]
-        timings = self._timings[2:] or self._timings
-        self.result = {
-            "steps": len(self._seconds) * executed,
-            "step_s": step,
-            "samples_per_s": None if batch is None else batch / step,
-            "communicating": statistics.median(t.busy_s for t in timings) / step if timings else 0.0,
-            "hidden": statistics.median(t.hidden for t in timings) if timings else 0.0,
-            "buckets": sum(len(t.buckets) for t in traffic),
-            "bytes": sum(t.dense_bytes for t in traffic),
-        }
-        if board.comm.rank == 0:
-            print(f"tfdist: {describe(self.result, board.comm.size)}", flush=True)
-
-
-def describe(result: dict[str, Any], ranks: int) -> str:
-    """The report as a line."""
-    speed = "" if result["samples_per_s"] is None else f"{result['samples_per_s']:,.0f} samples/s, "
-    line = f"{ranks} rank{'s' if ranks > 1 else ''}: {speed}{result['step_s'] * 1e3:.1f} ms a step"
-    if ranks == 1:
-        return line
-    return (
-        f"{line}, {result['communicating']:.0%} of it communicating ({result['hidden']:.0%} of that hidden behind the "
-        f"backward pass); {result['buckets']} bucket{'s' if result['buckets'] != 1 else ''}, "
-        f"{result['bytes'] / 1e6:.3g} MB a step"
-    )
-
-
-def describe_updates(result: dict[str, Any]) -> str:
-    """The report of a parameter server as a line."""
-    late, updates = result["late"], max(result["updates"], 1)
-    shares = ", ".join(f"{n}: {late[n] / updates:.0%}" for n in sorted(late)[:4])
-    rest = sum(late[n] for n in sorted(late)[4:])
-    more = f", more: {rest / updates:.0%}" if rest else ""
-    dropped = f"; {result['dropped']} gradients dropped as late" if result["dropped"] else ""
-    return (
-        f"{result['workers']} worker{'s' if result['workers'] > 1 else ''}, {result['ps']} ps: "
-        f"{result['samples_per_s']:,.0f} samples/s, {result['updates_per_s']:.1f} updates/s; "
-        f"{result['updates']} updates, {result['steps_a_call']} a call; "
-        f"other updates between pull and push: {shares}{more}{dropped}; "
-        f"the ps hold {', '.join(f'{held / 1e6:.3g}' for held in result['bytes_held'])} MB"
-    )

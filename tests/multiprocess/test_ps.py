@@ -45,6 +45,25 @@ def test_checks(workers, tmp_path):
     assert done.returncode == 0, done.stderr[-3000:]
 
 
+ONE_CORE = """
+import os
+import keras, numpy as np, tfdist
+
+os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})  # the tasks inherit it
+strategy = tfdist.ParameterServerStrategy(cluster=tfdist.LocalCluster(workers=1, ps=1))
+model = strategy.distribute(keras.Sequential([keras.Input((8,)), keras.layers.Dense(1)]))
+model.compile("sgd", "mse")
+model.fit(np.zeros((640, 8), "f4"), np.zeros((640, 1), "f4"), batch_size=64, verbose=0)
+print("updates", int(model.optimizer.iterations))
+"""
+
+
+def test_tasks_that_see_one_core_train():
+    """A worker with one thread for operations would wait for itself without end."""
+    done = subprocess.run([sys.executable, "-c", ONE_CORE], env=ENV, capture_output=True, text=True, timeout=120)
+    assert "updates 10" in done.stdout, done.stderr[-3000:]
+
+
 TRAINING = """
 import os, signal, sys, time
 import keras, numpy as np, tfdist

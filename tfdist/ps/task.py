@@ -23,6 +23,7 @@ from tfdist.tf_config import Cluster, Task, from_env, need_chief
 LOOK = 0.5  # seconds between two looks at the chief
 LOST = 10.0  # seconds without an answer of a chief that answered before, after which it counts as gone
 NEVER_CAME = 600.0  # seconds to wait for a chief to answer the first time
+THREADS = 4  # of a task that run operations, at least
 FAILED, GONE = 1, 3  # exit codes of a task whose chief failed, or vanished
 CHIEF_DEVICE = "/job:chief/task:0/device:CPU:0"
 
@@ -107,7 +108,12 @@ def serve() -> NoReturn:
 
 def serve_as(cluster: Cluster, task: Task) -> int:
     """Serves until the job's end; the exit code."""
-    server = tf.distribute.Server(tf.train.ClusterSpec(cluster.spec()), job_name=task.job, task_index=task.index)
+    # TensorFlow makes as many threads as it sees cores. With one, a step waits for itself: it holds the thread that
+    # the part of it that comes back from the ps would need.
+    config = tf.compat.v1.ConfigProto(inter_op_parallelism_threads=max(THREADS, len(os.sched_getaffinity(0))))
+    server = tf.distribute.Server(
+        tf.train.ClusterSpec(cluster.spec()), job_name=task.job, task_index=task.index, config=config
+    )
     _kept.append(server)
     print(f"serving as {task.name}", flush=True)
     code = watch(Board(cluster.chief), task)

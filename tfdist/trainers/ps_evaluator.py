@@ -15,6 +15,7 @@ from tfdist import private
 from tfdist.ps import snapshots
 from tfdist.ps.evaluator import Receiver
 from tfdist.ps.task import leave
+from tfdist.trainers import tensorboard
 from tfdist.trainers.arguments import arguments
 from tfdist.trainers.models import given, other_strategy
 from tfdist.trainers.swap import has, swap
@@ -117,14 +118,8 @@ def log_folders(callbacks: Any) -> list[str]:
 
 def _write(writer: Any, updates: int, found: Mapping[str, Any]) -> None:
     """Under the names that Keras' callback gives to validation, so that they share a chart."""
-    with writer.as_default(step=updates):
+    with writer.as_default():
         for name, value in found.items():
             if np.ndim(value) == 0:
-                tf.summary.write(f"evaluation_{name}_vs_iterations", np.float32(value), metadata=_scalar())
+                tensorboard.scalar(f"evaluation_{name}_vs_iterations", value, updates)
     writer.flush()
-
-
-def _scalar() -> Any:
-    """That a value is a scalar: what `tf.summary.scalar` writes too, which needs TensorBoard's package."""
-    kind = tf.compat.v1.SummaryMetadata
-    return kind(plugin_data=kind.PluginData(plugin_name="scalars"), data_class=1)  # of the enum DataClass

@@ -93,6 +93,10 @@ class Session:
             "samples_per_s": (marks[-1][2] - marks[0][2]) / seconds,
         }
 
+    def lateness(self) -> tuple[dict[int, int], int]:
+        """Updates of the latest `fit` by how late they were, and gradients that were dropped."""
+        return dict(self._late), self.dropped
+
     def train_function(self, model: Any) -> Any:
         self._late.clear()
         self._marks.clear()
@@ -142,6 +146,7 @@ class Session:
             self._store.fetch()
         except tf.errors.OpError as error:
             self._recover(error)
+        self.strategy.chief.offers.offer(self._model)
         ended = time.monotonic()
         self._next_snapshot = ended + max(SNAPSHOT_SECONDS, (ended - began) / SNAPSHOT_SHARE)
 
