@@ -102,14 +102,18 @@ class Part:
         self,
         parcels: list[Any],
         changes: Sequence[tf.Tensor],
-        rate: tf.Tensor,
+        ticket: tf.Tensor,
         version: tf.Tensor,
         then: Sequence[tf.Tensor | None],
-        work: tuple[tf.Tensor, tf.Tensor],
     ) -> tf.Tensor:
-        """Applies an update unless that was done before; see `Store.push`."""
-        call, step = work
-        slot = tf.math.floormod(call, LEDGER)
+        """Applies an update unless that was done before; see `Store.push`.
+
+        `ticket` is float64: the learning rate, the number of the call, that of the step within it.
+        """
+        with tf.device(self.device):
+            rate = tf.cast(ticket[0], tf.float32)
+            call, step = tf.unstack(tf.cast(ticket[1:], tf.int64))
+            slot = tf.math.floormod(call, LEDGER)
 
         def apply() -> tf.Tensor:
             late = self.version - version

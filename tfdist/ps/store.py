@@ -213,11 +213,13 @@ class Store:
           int64: how many updates others have made since the pull, at the ps where they were most; -1 where this one
           was done before.
         """
+        call, step = work
+        ticket = tf.stack([tf.cast(n, tf.float64) for n in (rate, call, step)])  # one small tensor to each ps, not three
         late = []
         for j, part in enumerate(self.parts):
             mine, extra = self.parcels(part, gradients), changes if part is self.parts[-1] else []
             then = pulled.held[j] if compensates(self.consistency) else [None] * len(mine)
-            late.append(part.push(mine, extra, rate, pulled.versions[j], then, work))
+            late.append(part.push(mine, extra, ticket, pulled.versions[j], then))
         return tf.reduce_max(tf.stack(late))  # an update is done when every ps has its part
 
     def deposit(self, gradients: Sequence[Any], changes: Sequence[tf.Tensor], call: tf.Tensor) -> list[tf.Operation]:
