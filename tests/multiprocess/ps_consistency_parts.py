@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import signal
+import subprocess
+import time
+
 import keras
 import numpy as np
 import tensorflow as tf
 
 from tests.multiprocess.ps_parts import assert_same, data
+from tfdist.ps.task import listens
 
 ROWS = 3000  # of a table, 8 wide: large enough to be held by rows
 
@@ -120,3 +125,36 @@ def assert_embedding(strategy, build, optimizer, x, y, by_rows, logs=("loss", "a
     for name in logs:
         np.testing.assert_allclose(histories[0][name], histories[1][name], rtol=1e-4, err_msg=name)
     return models[0]
+
+
+TURNS = "while kill -STOP $0; do sleep 0.18; kill -CONT $0; sleep 0.02; done"
+
+
+class Slow(keras.callbacks.Callback):
+    """From the fifth batch on a process gets its turn for a tenth of the time only, until `stop()`.
+
+    Another process sees to that: a thread of this one would need the lock of Python, which TensorFlow holds at times
+    while it waits for a worker.
+    """
+
+    def __init__(self, process):
+        super().__init__()
+        self.process, self.turns = process, None
+
+    def on_train_batch_begin(self, batch, logs=None):
+        if batch == 5:
+            self.turns = subprocess.Popen(["sh", "-c", TURNS, str(self.process.pid)])
+
+    def stop(self):
+        if self.turns is not None:
+            self.turns.kill()
+            self.turns.wait()
+        self.process.send_signal(signal.SIGCONT)
+
+
+def wait_for(address, seconds=60):
+    """Until a task listens."""
+    ends = time.monotonic() + seconds
+    while not listens(address):
+        assert time.monotonic() < ends, f"nothing listens at {address}"
+        time.sleep(0.1)
