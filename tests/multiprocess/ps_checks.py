@@ -10,7 +10,12 @@ import sys
 import traceback
 
 import tfdist
-from tests.multiprocess import ps_one_worker, ps_two_workers  # noqa: F401  # they register their checks
+from tests.multiprocess import (  # noqa: F401  # they register their checks
+    ps_consistency_one,
+    ps_consistency_two,
+    ps_one_worker,
+    ps_two_workers,  # whose last check ends a ps
+)
 from tests.multiprocess.ps_parts import CHECKS, CLUSTER
 
 

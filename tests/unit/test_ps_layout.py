@@ -53,6 +53,47 @@ def test_even_by_bytes(rows, tasks):
     assert max(held) - sum(held) / tasks <= 2 * 64 * tasks * types + 8
 
 
+TABLES = st.lists(st.lists(st.integers(1, 30), min_size=1, max_size=3), min_size=1, max_size=4)
+
+
+@given(ROWS, TABLES, st.integers(1, 5), st.sets(st.integers(0, 11)))
+def test_every_row_of_a_table_has_one_holder(others, tables, tasks, alone):
+    """Among other variables, which have one holder for each element as before."""
+    rows = [*others, *(row(len(others) + i, shape) for i, shape in enumerate(tables))]
+    alone = {i for i in alone if i < len(others)}
+    holdings = plan(rows, tasks, alone, range(len(others), len(rows)))
+    for index, (length, *width) in enumerate(tables, len(others)):
+        mine = [h for h in holdings if h.pieces[0].variable == index]
+        assert [h.ps for h in mine] == list(range(min(tasks, length)))
+        held = [range(h.ps, length, h.deal) for h in mine]
+        assert sorted(r for numbers in held for r in numbers) == list(range(length))
+        for holding, numbers in zip(mine, held, strict=True):
+            assert (holding.deal, holding.alone, holding.dtype) == (tasks, False, "float32")
+            assert holding.pieces == (Piece(index, 0, len(numbers) * math.prod(width)),)
+    elements = {}
+    for piece in (p for h in holdings for p in h.pieces):
+        elements[piece.variable] = elements.get(piece.variable, 0) + piece.stop - piece.start
+    assert elements == {i: math.prod(r.shape) for i, r in enumerate(rows)}
+    assert sum(bytes_by_task(holdings, rows, tasks)) == sum(r.nbytes for r in rows)
+
+
+@given(TABLES, st.integers(1, 5))
+def test_tables_are_even_within_a_row_each(tables, tasks):
+    rows = [row(i, shape) for i, shape in enumerate(tables)]
+    held = bytes_by_task(plan(rows, tasks, (), range(len(rows))), rows, tasks)
+    assert max(held) - min(held) <= sum(r.nbytes // r.shape[0] for r in rows)
+
+
+def test_what_a_table_leaves_uneven_the_rest_fills_up():
+    rows = [row(0, (3, 100)), row(1, (100,))]
+    holdings = plan(rows, 2, (), {0})
+    assert holdings == (
+        Holding(0, "float32", (Piece(0, 0, 200),), deal=2),
+        Holding(1, "float32", (Piece(0, 0, 100),), deal=2),
+        Holding(1, "float32", (Piece(1, 0, 100),)),
+    )
+
+
 def test_p6_one_large_and_many_small_variables_are_even():
     """P6: within 10 % of each other."""
     rows = [row(0, (1000, 1000)), *(row(i, (17,)) for i in range(1, 300))]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 
 import keras
 import numpy as np
@@ -12,6 +13,7 @@ import tensorflow as tf
 from tfdist.ps.slots import Slots, check, stands_alone
 from tfdist.ps.store import Store
 
+NUMBERS = itertools.count()
 SHAPES = [(30, 20), (20,), (20, 7), (7,), ()]
 OPTIMIZERS = {
     "SGD": lambda: keras.optimizers.SGD(0.1),
@@ -43,11 +45,12 @@ def gradients(count, shapes=SHAPES):
     return [[random.normal(size=s).astype("float32") for s in shapes] for _ in range(count)]
 
 
-def store_of(optimizer, trained, statistics=(), tasks=2):
+def store_of(optimizer, trained, statistics=(), tasks=2, **kwargs):
     """A store that has been loaded."""
     if not optimizer.built:
         optimizer.build(trained)
-    store = Store(["/CPU:0"] * tasks, optimizer, trained, list(statistics), f"test{id(optimizer)}")
+    name = f"test{next(NUMBERS)}"
+    store = Store(["/CPU:0"] * tasks, optimizer, trained, list(statistics), name, **kwargs)
     store.load()
     return store
 

@@ -16,10 +16,9 @@ from tfdist.ps.layout import Holding
 
 def clipped(optimizer: Any, parts: Sequence[Any], gradients: Sequence[Sequence[Any]]) -> list[list[Any]]:
     """The gradients, by part and holding, clipped by the optimizer's clipnorm, global_clipnorm or clipvalue."""
-    if (limit := optimizer.clipvalue) is not None:
+    if limit := optimizer.clipvalue:  # 0 is none, as in Keras
         return _mapped(parts, gradients, lambda holding, piece, values: tf.clip_by_value(values, -limit, limit))
-    limit = optimizer.global_clipnorm if optimizer.clipnorm is None else optimizer.clipnorm
-    if limit is None:
+    if not (limit := optimizer.clipnorm or optimizer.global_clipnorm):
         return [list(mine) for mine in gradients]
     squares: dict[int, list[tf.Tensor]] = {}
 
@@ -28,7 +27,7 @@ def clipped(optimizer: Any, parts: Sequence[Any], gradients: Sequence[Sequence[A
         return values
 
     _mapped(parts, gradients, measure)
-    if optimizer.clipnorm is None:
+    if not optimizer.clipnorm:
         whole = tf.add_n([s for of_one in squares.values() for s in of_one])
         norms = dict.fromkeys(squares, tf.sqrt(whole))
     else:

@@ -181,9 +181,9 @@ class Store:
         variable = self.variables[index]
         flat = tf.reshape(ids, [-1])
         length = variable.shape[0]
-        fits = tf.reduce_all((flat >= 0) & (flat < length))
-        message = f"{variable.path} has {length} rows, and a batch asks for others:"
-        with tf.control_dependencies([tf.debugging.Assert(fits, [message, flat])]):
+        low, high = tf.reduce_min(flat), tf.reduce_max(flat)
+        message = f"{variable.path} has {length} rows, and a batch asks for others: its ids go from, to"
+        with tf.control_dependencies([tf.debugging.Assert((low >= 0) & (high < length), [message, low, high])]):
             unique, position = tf.unique(flat)
         holders = self._holders(index)
         deal = holders[0][0].holdings[holders[0][1]].deal
@@ -243,7 +243,8 @@ class Store:
             return tf.IndexedSlices(tf.zeros([0, *variable.shape[1:]], dtype), tf.zeros([0], tf.int32))
         if index in self.tables:
             return sparse.deduplicate(gradient)
-        return tf.cast(tf.convert_to_tensor(gradient), dtype)
+        # Of rows that a loop of the model took, TensorFlow does not know the shape.
+        return tf.ensure_shape(tf.cast(tf.convert_to_tensor(gradient), dtype), variable.shape)
 
     def _holders(self, index: int) -> list[tuple[Part, int]]:
         """(part, number of its holding) of a table, by ps."""

@@ -119,7 +119,7 @@ class Work:
           batches: one of any kind, or several that `stackable` says can go together.
           spec: their type, with None where they have None.
         """
-        specs = [s for s in tf.nest.flatten(spec) if s is not None]
+        specs = [_any_length(s) if self.joined else s for s in tf.nest.flatten(spec) if s is not None]
         flat = [[t for t in tf.nest.flatten(batch) if t is not None] for batch in batches]
         several = len(batches) > 1
         key = (several, tuple(specs))
@@ -261,6 +261,13 @@ def stackable(one: Any, other: Any) -> bool:
     """Whether two batches can be in one call: plain tensors of the same shapes."""
     pairs = zip(tf.nest.flatten(one), tf.nest.flatten(other), strict=True)
     return all(a is b is None or (_dense(a) and _dense(b) and a.shape == b.shape) for a, b in pairs)
+
+
+def _any_length(spec: Any) -> Any:
+    """Of a share of what this describes: where all batches have one size, their shares have another."""
+    if isinstance(spec, tf.TensorSpec | tf.SparseTensorSpec):
+        return type(spec)([None, *spec.shape[1:]], spec.dtype)
+    return spec
 
 
 def _dense(value: Any) -> bool:

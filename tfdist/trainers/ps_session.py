@@ -16,6 +16,7 @@ from tfdist.ps.held import size_of
 from tfdist.ps.layout import bytes_by_task
 from tfdist.ps.store import Store
 from tfdist.ps.work import Work
+from tfdist.trainers import ps_norms
 from tfdist.trainers.logs import metric_variables
 from tfdist.trainers.ps_dealing import Dealer, dealer_of, plain
 from tfdist.trainers.ps_embedding import tables_of
@@ -255,6 +256,7 @@ class Session:
 
     def _make(self, variables: list[Any]) -> None:
         model, strategy = self._model, self.strategy
+        ps_norms.check(model, strategy.consistency, strategy.chief.workers)
         metrics = metric_variables(model)
         kept = {id(v) for v in (*variables, *metrics)}
         others = [v for v in model.non_trainable_variables if id(v) not in kept]
