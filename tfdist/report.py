@@ -52,7 +52,7 @@ class RunReport(keras.callbacks.Callback):
             self._of = _Server(state, self.log_dir)
         elif isinstance(state, Switchboard):
             if self.log_dir is not None:
-                raise ValueError("RunReport(log_dir=...) is for a parameter server: gradients of a ring are never late.")
+                raise ValueError("RunReport(log_dir=...) is for a parameter server: a ring's gradients are never late.")
             state.clock_steps(model)
             self._of = _Ring(model, state)
         else:

@@ -214,7 +214,8 @@ class Store:
           was done before.
         """
         call, step = work
-        ticket = tf.stack([tf.cast(n, tf.float64) for n in (rate, call, step)])  # one small tensor to each ps, not three
+        # One small tensor to each ps, not three.
+        ticket = tf.stack([tf.cast(n, tf.float64) for n in (rate, call, step)])
         late = []
         for j, part in enumerate(self.parts):
             mine, extra = self.parcels(part, gradients), changes if part is self.parts[-1] else []
