@@ -63,7 +63,7 @@ class Async(Consistency):
         if self.correction is not None and self.correction not in CORRECTIONS:
             known = ", ".join(repr(c) for c in CORRECTIONS)
             raise ValueError(f"Async: correction is {self.correction!r}, expected None or one of {known}.")
-        if not self.strength > 0:
+        if not isinstance(self.strength, int | float) or not self.strength > 0:
             raise ValueError(f"Async: strength is {self.strength!r}, expected a number above 0, such as 0.04.")
 
 

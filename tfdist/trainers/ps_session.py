@@ -260,9 +260,12 @@ class Session:
         metrics = metric_variables(model)
         kept = {id(v) for v in (*variables, *metrics)}
         others = [v for v in model.non_trainable_variables if id(v) not in kept]
-        seeds = [v for v in others if keras.backend.standardize_dtype(v.dtype) == "uint32"]
-        statistics = [v for v in others if v not in seeds and id(v) not in self._read_only]
-        held = [v for v in others if v not in seeds and id(v) in self._read_only]
+        seeds, statistics, held = [], [], []
+        for variable in others:
+            if keras.backend.standardize_dtype(variable.dtype) == "uint32":
+                seeds.append(variable)
+            else:
+                (held if id(variable) in self._read_only else statistics).append(variable)
         name = f"{self.name}.{self._made}"
         self._made += 1
         dealer = dealer_of(strategy.consistency)
