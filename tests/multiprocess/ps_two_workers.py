@@ -28,6 +28,12 @@ def p1_updates_are_counted_and_the_loss_stays_finite(strategy):
     late = report.result["late"]
     assert sum(late.values()) == report.result["updates"] == 4 * 80
     assert max(late) > 0  # the workers did run side by side
+    tasks = {task["task"]: task for task in strategy.status()}
+    assert set(tasks) == {"ps/0", "ps/1", "worker/0", "worker/1"}
+    assert all(task["listens"] for task in tasks.values())
+    workers = [tasks["worker/0"], tasks["worker/1"]]
+    assert sum(task["steps"] for task in workers) >= 4 * 80
+    assert all(task["steps_per_s"] > 0 and task["silent_s"] < 60 for task in workers)
     assert report.result["samples_per_s"] > report.result["updates_per_s"] > 0
 
 

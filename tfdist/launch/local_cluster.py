@@ -75,6 +75,7 @@ class LocalCluster:
             raise ValueError(f"LocalCluster has no task {name!r}; it has {', '.join(self.processes)}.")
         if self.processes[name].poll() is None:
             raise ValueError(f"{name} still runs, as process {self.processes[name].pid}.")
+        _close(self.processes[name])
         job, index = name.split("/")
         self.processes[name] = self._start(Task(job, int(index)))
 
@@ -82,6 +83,7 @@ class LocalCluster:
         """Ends the tasks that are still there."""
         for process in self.processes.values():
             process.terminate()
+            _close(process)
         for process in self.processes.values():
             try:
                 process.wait(seconds)
@@ -96,3 +98,9 @@ class LocalCluster:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def _close(process: subprocess.Popen[bytes]) -> None:
+    """Ends its standard input, by which it would end too."""
+    if process.stdin is not None:
+        process.stdin.close()

@@ -6,6 +6,7 @@ import atexit
 import contextlib
 import sys
 import time
+from collections import deque
 from collections.abc import Callable
 from concurrent.futures import ALL_COMPLETED, FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from typing import Any
@@ -22,7 +23,29 @@ RECOVER = 60.0  # seconds for a ps that ended to come back
 TELL = 10.0  # seconds between two lines about tasks that are not there yet
 PROBE = 5.0  # seconds after which a silent cluster is looked at
 ALONE = 60.0  # seconds without any worker, after which training ends
+LAST = 50  # calls of a worker that say how fast it is
 AHEAD = 2  # calls of a worker: the one it runs, and the next
+
+
+class Life:
+    """What is known of a worker by the calls that it has done."""
+
+    def __init__(self) -> None:
+        self._steps = 0
+        self._last: deque[tuple[float, int]] = deque(maxlen=LAST)
+
+    def hear(self, now: float, steps: int) -> None:
+        self._steps += steps
+        self._last.append((now, steps))
+
+    def status(self) -> dict[str, Any]:
+        last = list(self._last)
+        seconds = last[-1][0] - last[0][0] if last else 0.0
+        return {
+            "steps": self._steps,
+            "steps_per_s": sum(steps for _, steps in last[1:]) / seconds if seconds else 0.0,
+            "silent_s": time.monotonic() - last[-1][0] if last else None,
+        }
 
 
 class Chief:
@@ -57,7 +80,7 @@ class Chief:
         self.offers = Offers(bool(cluster.evaluators))
         self._pool = ThreadPoolExecutor(self.limit, thread_name_prefix="tfdist-results")
         self._running: dict[Future[Any], int] = {}
-        self.heard: dict[str, list[float]] = {}  # by worker: when calls of it ended
+        self._lives = {task.name: Life() for task in self._tasks("worker")}
         self._left = False
         Chief._connected = self
         atexit.register(self.leave)
@@ -81,7 +104,7 @@ class Chief:
         """Waits for a call and brings its result, tensors by name, here."""
         found = value.fetch()
         worker = tf.DeviceSpec.from_string(private.ran_on(value))
-        self.heard.setdefault(f"{worker.job}/{worker.task}", []).append(time.monotonic())
+        self._lives[f"{worker.job}/{worker.task}"].hear(time.monotonic(), len(found["facts"]))
         return found
 
     def results(self, everything: bool = False) -> list[tuple[int, Any]]:
@@ -131,18 +154,16 @@ class Chief:
         return [task for task in self.cluster.tasks() if task.job == job]
 
     def status(self) -> list[dict[str, Any]]:
-        """Each worker and ps: `task`, `address`, whether it `listens` now; of workers `calls` and `silent_s`.
+        """Each worker and ps: `task`, `address`, whether it `listens` now.
 
-        `calls` is how many of its calls have ended, `silent_s` the seconds since the last of them (None before it).
+        Of workers also `steps`, how many it has done; `steps_per_s` over its last calls; and `silent_s`, the seconds
+        since a call of it has ended (None before the first).
         """
         found = []
         for task in _servers(self.cluster):
             address = self.cluster.address(task)
             row = {"task": task.name, "address": address, "listens": listens(address)}
-            if task.job == "worker":
-                heard = self.heard.get(task.name, [])
-                row |= {"calls": len(heard), "silent_s": time.monotonic() - heard[-1] if heard else None}
-            found.append(row)
+            found.append(row | (self._lives[task.name].status() if task.job == "worker" else {}))
         return found
 
     def _any_worker(self) -> bool:
