@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from tfdist.ps import mirror
@@ -113,7 +114,7 @@ class Work:
         self._alive: list[Any] = []  # graphs refer to variables, but do not keep them
 
     def call(self, batches: Sequence[Any], spec: Any) -> tuple[Any, list[tf.Tensor]]:
-        """The function for a call, and its arguments after its number, the rate, the share, and the stamp.
+        """The function for a call, and its arguments after the order (`ordered`).
 
         Args:
           batches: one of any kind, or several that `stackable` says can go together.
@@ -127,12 +128,15 @@ class Work:
             if several:
                 specs = [tf.TensorSpec([None, *s.shape], s.dtype) for s in specs]
 
-            def work(call: Any, rate: Any, share: Any, stamp: Any, *tensors: Any) -> dict[str, Any]:
+            def work(numbers: tf.Tensor, *tensors: tf.Tensor) -> dict[str, Any]:
+                call, stamp = (tf.cast(numbers[i], tf.int64) for i in (0, 3))
+                rate, share = (tf.cast(numbers[i], tf.float32) for i in (1, 2))
                 order = Order(call, rate, share, self._store.held.here(stamp))
                 return self._form.packed(self._call(order, tensors, spec, several))
 
-            scalars = [tf.TensorSpec((), dtype) for dtype in (tf.int64, tf.float32, tf.float32, tf.int64)]
-            self._traced[key] = tf.function(work, autograph=False).get_concrete_function(*scalars, *specs)
+            self._traced[key] = tf.function(work, autograph=False).get_concrete_function(
+                tf.TensorSpec((4,), tf.float64), *specs
+            )
         return self._traced[key], [tf.stack(column) for column in zip(*flat, strict=True)] if several else flat[0]
 
     def result(self, returned: Any) -> dict[str, Any]:
@@ -251,6 +255,11 @@ class Work:
             )
         found = {id(v): g for v, g in zip(collected.variables, collected.gradients, strict=True)}
         return [self._store.dense(index, found.get(id(v))) for index, v in enumerate(self._store.variables)]
+
+
+def ordered(call: int, rate: float, share: float, stamp: int) -> np.ndarray:
+    """What the chief tells with a call, as one tensor: each would be a message of its own."""
+    return np.array([call, rate, share, stamp], np.float64)
 
 
 def _paired(some: Sequence[Any], others: Sequence[Any]) -> list[tuple[Any, Any]]:

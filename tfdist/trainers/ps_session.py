@@ -8,14 +8,13 @@ import time
 from typing import Any
 
 import keras
-import numpy as np
 import tensorflow as tf
 
 from tfdist import private
 from tfdist.ps.held import size_of
 from tfdist.ps.layout import bytes_by_task
 from tfdist.ps.store import Store
-from tfdist.ps.work import Work
+from tfdist.ps.work import Work, ordered
 from tfdist.trainers import ps_norms
 from tfdist.trainers.logs import metric_variables
 from tfdist.trainers.ps_dealing import Dealer, dealer_of, plain
@@ -192,9 +191,8 @@ class Session:
     def send(self, batches: list[Any], share: float = 1.0) -> int:
         """Hands batches to the next free worker; the number of the call."""
         function, tensors = self._traced(batches)
-        stamp = np.int64(self._store.held.stamp)
-        args = (np.int64(self._calls), np.float32(self._rate()), np.float32(share), stamp, *tensors)
-        self.strategy.chief.schedule(self._calls, function, args)
+        order = ordered(self._calls, self._rate(), share, self._store.held.stamp)
+        self.strategy.chief.schedule(self._calls, function, (order, *tensors))
         self._calls += 1
         return self._calls - 1
 
