@@ -142,6 +142,12 @@ def datasets_steps_and_generators(strategy):
             model.fit(given, epochs=fit.get("epochs", 2), steps_per_epoch=fit.get("steps_per_epoch"), verbose=0)
         assert_same(ours, plain)
 
+    ours, plain = pair(strategy, dense, lambda: keras.optimizers.SGD(0.1))
+    ours.fit(lambda context: dataset.repeat(context.num_input_pipelines), epochs=2, verbose=0)
+    plain.fit(dataset, epochs=2, verbose=0)
+    assert_same(ours, plain)
+    refused(lambda: ours.fit(lambda context: x, verbose=0), "returned ndarray, expected a batched tf.data.Dataset")
+
     def batches():
         for start in range(0, 96, 16):
             yield x[start : start + 16], y[start : start + 16]

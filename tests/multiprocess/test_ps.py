@@ -111,6 +111,27 @@ def test_one_script_for_all_tasks(script):
     assert "Failed to" not in err
 
 
+def test_a_local_clusters_tasks_end_with_a_process_that_is_killed():
+    code = """
+import os, signal, threading, time
+import tfdist
+cluster = tfdist.LocalCluster(workers=1, ps=1)
+thread = threading.Thread(target=lambda: [cluster.processes["ps/0"].kill(), cluster.processes["ps/0"].wait(),
+                                          cluster.restart("ps/0")])  # a task outlives the thread that started it
+thread.start()
+thread.join()
+tfdist.ParameterServerStrategy(cluster=cluster, start_seconds=60)
+print("up", flush=True)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+    done = subprocess.run([sys.executable, "-c", code], env=ENV, capture_output=True, text=True, timeout=90)
+    assert done.returncode == -signal.SIGKILL
+    assert done.stdout.endswith("up\n"), done.stderr[-2000:]
+    ends = time.monotonic() + 10
+    while processes.marked(MARK, ENV[MARK]):
+        assert time.monotonic() < ends
+
+
 def test_the_environment_chooses(tmp_path):
     (tmp_path / "train.py").write_text(TRAINING.replace("ParameterServerStrategy(start_seconds=60)", "auto_strategy()"))
     code, out, err = run_ps(str(tmp_path / "train.py"))

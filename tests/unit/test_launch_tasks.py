@@ -180,6 +180,7 @@ class TestCommand:
         ("args", "words"),
         [
             (["train.py"], "or '--workers'"),
+            (["-np", "2", "--restarts", "1", "train.py"], "--restarts is for the tasks"),
             (["-np", "2", "--workers", "2", "train.py"], "-np and --workers exclude each other"),
             (["-np", "2", "--ps", "1", "train.py"], "-np and --ps exclude each other"),
             (["--ps", "1", "train.py"], "--ps needs --workers"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -19,12 +20,7 @@ class Form:
         """In a graph: by the name of the type, everything of that type in a row; "facts" (one row each step) apart."""
         rest = {name: value for name, value in result.items() if name != "facts"}
         tensors = tf.nest.map_structure(tf.convert_to_tensor, rest)
-        if any(t.shape.num_elements() is None for t in tf.nest.flatten(tensors)):
-            shapes = {t.name: t.shape for t in tf.nest.flatten(tensors) if t.shape.num_elements() is None}
-            raise ValueError(
-                f"The train_step returns {shapes}: under a parameter server logs need static shapes. Return scalars, "
-                "such as means over the batch."
-            )
+        check(tf.nest.flatten(tensors))
         self._like = tf.nest.map_structure(lambda t: (t.dtype.name, tuple(t.shape)), tensors)
         rows: dict[str, list[tf.Tensor]] = {}
         for tensor in tf.nest.flatten(tensors):
@@ -42,6 +38,16 @@ class Form:
             return np.asarray(packed[name])[at[name] - size : at[name]].reshape(shape)
 
         return {"facts": np.asarray(packed["facts"]), **_mapped(one, self._like)}
+
+
+def check(values: Iterable[Any]) -> None:
+    """Raises ValueError where a value of the logs (a tensor or its spec) has no static shape."""
+    shapes = [str(value.shape) for value in values if value.shape.num_elements() is None]
+    if shapes:
+        raise ValueError(
+            f"The train_step returns values of shape {', '.join(shapes)}: under a parameter server logs need static "
+            "shapes. Return scalars, such as means over the batch."
+        )
 
 
 def _mapped(function: Any, like: Any) -> Any:

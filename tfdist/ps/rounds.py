@@ -19,6 +19,7 @@ class ShareWork(Work):
     """A call is a share of a joined batch: its gradient is left, and the chief gets the weight of its loss."""
 
     joined = True
+    fact = tf.float32
 
     def _update(
         self, batch: Any, metrics: list[tf.Tensor], order: Order, step: tf.Tensor
@@ -32,6 +33,7 @@ class ShareWork(Work):
 class LocalWork(Work):
     """A call is a few steps on a copy of the parameters and slots in the worker's memory, which is left at the end."""
 
+    fact = tf.float32
     _copy: Copy
 
     def _call(self, order: Order, tensors: Sequence[Any], spec: Any, several: bool) -> dict[str, Any]:

@@ -8,11 +8,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import keras
 import numpy as np
 import tensorflow as tf
 
 from tfdist.ps import mirror
-from tfdist.ps.form import Form
+from tfdist.ps.form import Form, check
 from tfdist.ps.store import Store
 from tfdist.ps.tables import Tables
 
@@ -100,6 +101,7 @@ class Work:
     """
 
     joined = False  # whether a batch is a part of what makes one update
+    fact = tf.int64  # what the chief is to know of a step
 
     def __init__(self, model: Any, store: Store, metrics: list[Any], seeds: list[Any], name: str) -> None:
         self._model, self._store, self._name = model, store, name
@@ -122,7 +124,8 @@ class Work:
         """
         specs = [_any_length(s) if self.joined else s for s in tf.nest.flatten(spec) if s is not None]
         flat = [[t for t in tf.nest.flatten(batch) if t is not None] for batch in batches]
-        several = len(batches) > 1
+        # A loop even for one batch, where there may be more: setting up one graph takes half the time of two.
+        several = not self.joined and all(_dense(t) for t in flat[0])
         key = (several, tuple(specs))
         if key not in self._traced:
             if several:
@@ -163,13 +166,35 @@ class Work:
             found, metrics, logs = self._update(batch, metrics, order, step)
             return step + 1, facts.write(tf.cast(step, tf.int32), found), metrics, logs
 
-        first = _filled(spec, [t[0] for t in tensors])
-        found, metrics, logs = self._update(first, self._start(), order, tf.constant(0, tf.int64))
-        facts = tf.TensorArray(found.dtype, tf.cast(count, tf.int32)).write(0, found)
+        batch = _filled(spec, [tf.TensorSpec(t.shape[1:], t.dtype) for t in tensors])
+        logs = tf.nest.map_structure(lambda like: tf.zeros(like.shape, like.dtype), self._logs_of(batch))
+        facts = tf.TensorArray(self.fact, tf.cast(count, tf.int32))
         _, facts, metrics, logs = tf.while_loop(
-            again, once, (tf.constant(1, tf.int64), facts, metrics, logs), parallel_iterations=1
+            again, once, (tf.constant(0, tf.int64), facts, self._start(), logs), parallel_iterations=1
         )
         return {"metrics": metrics, "facts": facts.stack(), "logs": logs}
+
+    def _logs_of(self, batch: Any) -> Any:
+        """What a step on such a batch logs, as specs: a loop has to know it before its first step."""
+        store = self._store
+
+        def like(variable: Any) -> tf.TensorSpec:
+            return tf.TensorSpec(variable.shape, keras.backend.standardize_dtype(variable.dtype))
+
+        values = [like(v) for i, v in enumerate(store.variables) if i not in store.tables]
+        held = [like(v) for v in store.held.variables]
+        traced = self._step.get_concrete_function(
+            batch,
+            values,
+            [like(v) for v in store.statistics],
+            [tf.TensorSpec(v.shape, v.dtype) for v in self._fresh],
+            held,
+            tf.TensorSpec((), tf.int64),
+            tf.TensorSpec((), tf.float32),
+        )
+        logs = Computed(*traced.structured_outputs).logs
+        check(tf.nest.flatten(logs))
+        return logs
 
     def _start(self) -> list[tf.Tensor]:
         return [tf.constant(value) for value in self._fresh]
