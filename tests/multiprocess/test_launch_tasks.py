@@ -49,7 +49,7 @@ def run(tmp_path):
     def start(body, *options, args=(), module=False, **env):
         (tmp_path / "program.py").write_text(HEAD + textwrap.dedent(body))
         program = ["-m", "program"] if module else [str(tmp_path / "program.py")]
-        options = options or ("--ps", "1", "--workers", "2")
+        options = options or ("--ps", "1", "--workers", "2", "--restarts", "0")
         return subprocess.Popen(
             [sys.executable, "-m", "tfdist.cli.main", "run", *options, *program, *args],
             env={**os.environ, **QUIET, "PYTHONPATH": str(ROOT), **env},
@@ -249,6 +249,21 @@ def test_a_signal_to_the_command_ends_all(run, ready, signum, code):
     assert gone(p.pid for p in all_)
     if signum != signal.SIGKILL:
         assert err.splitlines()[-1].endswith("no process is left.")
+
+
+def test_a_killed_task_is_started_again_as_often_as_allowed(run):
+    body = "if task.name == 'ps/0':\n    os.kill(os.getpid(), signal.SIGKILL)\nwait()"
+    code, _, err = ended(run(body, "--workers", "1", "--restarts", "2"))
+    assert code == 137
+    assert err.count("[ps/0] tfdist: ended by SIGKILL; started again") == 2
+    assert "was killed by signal 9 (SIGKILL)" in err.splitlines()[-1]
+
+
+def test_a_task_that_ends_by_an_error_is_not_started_again(run):
+    code, _, err = ended(run("if task.name == 'ps/0':\n    raise OSError('full')\nwait()", "--workers", "1"))
+    assert code == 1
+    assert "started again" not in err
+    assert "OSError: full" in err
 
 
 @pytest.mark.parametrize(
