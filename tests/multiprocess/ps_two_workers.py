@@ -147,6 +147,21 @@ def an_interrupt_ends_fit_and_the_next_one_works(strategy):
 
 
 @with_workers(2)
+def one_fit_at_a_time(strategy):
+    x, y = data()
+    models = [strategy.distribute(dense()) for _ in range(2)]
+    for model in models:
+        model.compile("sgd", SPARSE)
+
+    class Inner(keras.callbacks.Callback):
+        def on_epoch_begin(self, epoch, logs=None):
+            models[1].fit(x, y, verbose=0)
+
+    refused(lambda: models[0].fit(x, y, verbose=0, callbacks=[Inner()]), "another fit() of this strategy is under way")
+    models[1].fit(x, y, verbose=0)
+
+
+@with_workers(2)
 def bytes_are_even_over_the_ps(strategy):
     x, y = data()
     hidden = [keras.layers.Dense(64) for _ in range(8)]

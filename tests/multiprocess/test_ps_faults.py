@@ -55,7 +55,7 @@ def test_p9_killed_tasks_are_started_again_and_training_goes_on(script, tmp_path
     assert code == 0, err
     assert "[ps/0] tfdist: ended by SIGKILL; started again" in err
     assert "[worker/1] tfdist: ended by SIGKILL; started again" in err
-    assert re.search(r"tfdist: ps/0 \(127.0.0.1:\d+\) ended; waiting", out)
+    assert re.search(r"tfdist: ps/0 \(127.0.0.1:\d+\) ended; waiting 60 s", out)
     assert "tfdist: all ps tasks are back at update 40, the last one the chief had; going on" in out
     updates = int(re.search(r"updates (\d+)", out)[1])
     assert 40 + 40 <= updates < 120  # epoch 1 and 3, and what epoch 2 did after the restart

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import atexit
 import os
+import signal
 import subprocess
 import sys
 from types import TracebackType
@@ -54,6 +56,7 @@ class LocalCluster:
         for task in self.cluster.tasks():
             if not task.is_chief:
                 self.processes[task.name] = self._start(task)
+        atexit.register(self.close)  # after the chief has dismissed them: for what does not listen
 
     def _start(self, task: Task) -> subprocess.Popen[bytes]:
         env = {name: value for name, value in os.environ.items() if name not in PLACE_VARIABLES}
@@ -83,6 +86,7 @@ class LocalCluster:
         """Ends the tasks that are still there."""
         for process in self.processes.values():
             process.terminate()
+            process.send_signal(signal.SIGCONT)  # or one that is stopped would not hear
             _close(process)
         for process in self.processes.values():
             try:

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import gc
 import sys
+import threading
 import time
+import weakref
 from collections import deque
-from collections.abc import Callable
-from concurrent.futures import ALL_COMPLETED, FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from collections.abc import Callable, Iterator
+from concurrent.futures import ALL_COMPLETED, FIRST_COMPLETED, Future, wait
 from typing import Any
 
 import tensorflow as tf
@@ -22,6 +25,8 @@ START = 300.0  # seconds for all tasks to come up
 RECOVER = 60.0  # seconds for a ps that ended to come back
 TELL = 10.0  # seconds between two lines about tasks that are not there yet
 PROBE = 5.0  # seconds after which a silent cluster is looked at
+PATIENCE = 20.0  # seconds for calls to end that are not wanted any more; a call to a ps that died may never do so
+SILENT = 60.0  # seconds without the end of a call after which the user hears of it
 ALONE = 60.0  # seconds without any worker, after which training ends
 LAST = 50  # calls of a worker that say how fast it is
 AHEAD = 2  # calls of a worker: the one it runs, and the next
@@ -46,6 +51,13 @@ class Life:
             "steps_per_s": sum(steps for _, steps in last[1:]) / seconds if seconds else 0.0,
             "silent_s": time.monotonic() - last[-1][0] if last else None,
         }
+
+
+class Coordinator(tf.distribute.coordinator.ClusterCoordinator):
+    """TensorFlow's, but at the process' end it stops no threads: one that waits for a dead worker has its lock."""
+
+    def __del__(self) -> None:
+        pass
 
 
 class Chief:
@@ -74,16 +86,38 @@ class Chief:
             tf.train.ClusterSpec(cluster.spec()), task_type="chief", task_id=0, rpc_layer="grpc"
         )
         self._strategy = tf.distribute.ParameterServerStrategy(resolver)
-        self._coordinator = tf.distribute.coordinator.ClusterCoordinator(self._strategy)
+        self._coordinator = Coordinator(self._strategy)
         self.ps_devices = [f"/job:ps/replica:0/task:{i}/device:CPU:0" for i in range(len(cluster.ps))]
         self._board = Board(cluster.chief)
         self.offers = Offers(bool(cluster.evaluators))
-        self._pool = ThreadPoolExecutor(self.limit, thread_name_prefix="tfdist-results")
         self._running: dict[Future[Any], int] = {}
         self._lives = {task.name: Life() for task in self._tasks("worker")}
         self._left = False
+        self._fitting = threading.Lock()
+        self._at_leave: list[weakref.ref[Any]] = []
         Chief._connected = self
         atexit.register(self.leave)
+
+    @contextlib.contextmanager
+    def one_fit(self, name: str) -> Iterator[None]:
+        """While a model trains.
+
+        Raises:
+          RuntimeError: another one does, in another thread or around this.
+        """
+        if not self._fitting.acquire(blocking=False):
+            raise RuntimeError(
+                f"fit() of {name!r} was called while another fit() of this strategy is under way: the workers train "
+                "one model at a time. Call one after the other."
+            )
+        try:
+            yield
+        finally:
+            self._fitting.release()
+
+    def tell_at_the_end(self, session: Any) -> None:
+        """`session.release()` will be called while the tasks are still there."""
+        self._at_leave.append(weakref.ref(session))
 
     @property
     def limit(self) -> int:
@@ -98,14 +132,20 @@ class Chief:
     def schedule(self, call: int, function: Callable[..., Any], args: tuple[Any, ...]) -> None:
         """Hands a call, of this number, to the next free worker."""
         value = self._coordinator.schedule(function, args=args)
-        self._running[self._pool.submit(self._fetch, value)] = call
+        future: Future[Any] = Future()
+        self._running[future] = call
+        # No pool, whose threads the process would wait for at its end: a call may never end.
+        threading.Thread(target=self._fetch, args=(value, future), name=f"tfdist-call-{call}", daemon=True).start()
 
-    def _fetch(self, value: Any) -> dict[str, Any]:
+    def _fetch(self, value: Any, future: Future[Any]) -> None:
         """Waits for a call and brings its result, tensors by name, here."""
-        found = value.fetch()
-        worker = tf.DeviceSpec.from_string(private.ran_on(value))
-        self._lives[f"{worker.job}/{worker.task}"].hear(time.monotonic(), len(found["facts"]))
-        return found
+        try:
+            found = value.fetch()
+            worker = tf.DeviceSpec.from_string(private.ran_on(value))
+            self._lives[f"{worker.job}/{worker.task}"].hear(time.monotonic(), len(found["facts"]))
+            future.set_result(found)
+        except BaseException as error:
+            future.set_exception(error)
 
     def results(self, everything: bool = False) -> list[tuple[int, Any]]:
         """(number, what it returned) of calls that have ended since; waits for one, or for `everything`.
@@ -117,13 +157,14 @@ class Chief:
         if not self._running:
             return []
         when = ALL_COMPLETED if everything else FIRST_COMPLETED
-        silent = time.monotonic()
+        silent = told = time.monotonic()
         done: dict[Future[Any], int] = {}
         while not done or (everything and self._running):
             ended, _ = wait(self._running, timeout=PROBE, return_when=when)
             done |= {future: self._running.pop(future) for future in ended}
             if ended or self._any_worker():
                 silent = time.monotonic()
+                told = silent if ended else self._tell_of_silence(told)
             elif time.monotonic() - silent > ALONE:
                 workers = _named(self.cluster, self._tasks("worker"))
                 raise RuntimeError(f"For {ALONE:.0f} s no worker has answered: {workers}. See why they ended.")
@@ -131,6 +172,22 @@ class Chief:
         if failed:  # by one call, for which TensorFlow cancels the others
             raise min(failed, key=lambda error: isinstance(error, tf.errors.CancelledError))
         return sorted(((call, future.result()) for future, call in done.items()), key=lambda one: one[0])
+
+    def _tell_of_silence(self, since: float) -> float:
+        """Says which workers have not answered, when no call has ended for a while; since when to count now."""
+        now = time.monotonic()
+        if now - since < SILENT:
+            return since
+        found = [
+            f"{task.name} ({'it listens' if listens(self.cluster.address(task)) else 'it is gone'})"
+            for task in self._tasks("worker")
+        ]
+        print(
+            f"tfdist: for {SILENT:.0f} s no worker has ended a call: {', '.join(found)}. One that listens and is stuck "
+            "has to be ended for others to take its calls over.",
+            flush=True,
+        )
+        return now
 
     def _try_paths(self) -> None:
         """Lets every worker call every ps, whose failed connection it may still remember.
@@ -189,38 +246,60 @@ class Chief:
         ]
         if not gone:
             raise error
-        print(f"tfdist: {_named(self.cluster, gone)} ended; waiting for what is missing to come back", flush=True)
+        print(
+            f"tfdist: {_named(self.cluster, gone)} ended; waiting {seconds:.0f} s for it to be started again",
+            flush=True,
+        )
         ends = time.monotonic() + seconds
         while True:
             try:
                 await_tasks(self.cluster, max(ends - time.monotonic(), 0.0))
                 private.reconnect(self._coordinator)
                 self._try_paths()
-                return
+                if self._settle():
+                    return
+                raise RuntimeError("a call to what is gone never ends")
             except tf.errors.OpError:  # it listens, but not everybody has noticed
                 time.sleep(0.5)
             except RuntimeError:
-                still = _silent(self.cluster, _servers(self.cluster)) or gone
+                still = _named(self.cluster, _silent(self.cluster, _servers(self.cluster)))
                 raise RuntimeError(
                     f"{_named(self.cluster, gone)} ended while the chief was training, and after {seconds:.0f} s "
-                    f"{_named(self.cluster, still)} is not there. See why it ended, and start the job again from its "
-                    "last checkpoint."
+                    f"{f'{still} is not there' if still else 'its calls hang'}. See why it ended, and start the job "
+                    "again from its last checkpoint."
                 ) from error
 
     def abandon(self) -> None:
-        """Lets running calls end, as long as there are workers to run them, and forgets what they return."""
-        left = set(self._running)
-        while left and self._any_worker():
+        """Lets running calls end, for a while and as long as there are workers, and forgets what they return."""
+        left, ends = set(self._running), time.monotonic() + PATIENCE
+        while left and self._any_worker() and time.monotonic() < ends:
             _, left = wait(left, timeout=PROBE)
-        if not left:
-            with contextlib.suppress(Exception):
-                self._coordinator.join()  # or an error would be raised again, by the next call
+        self._settle()
         self._running = {}
+
+    def _settle(self) -> bool:
+        """Lets TensorFlow's coordinator forget an error, which the next call would raise again.
+
+        It waits for calls under way, of which one may never end: then this gives up, and returns False.
+        """
+
+        def forget() -> None:
+            with contextlib.suppress(Exception):
+                self._coordinator.join()
+
+        thread = threading.Thread(target=forget, daemon=True)
+        thread.start()
+        thread.join(PATIENCE)
+        return not thread.is_alive()
 
     def leave(self) -> None:
         """Ends the tasks: the job is over. Called when Python ends, too."""
         if not self._left:
             self._left = True
+            for reference in self._at_leave:
+                if (session := reference()) is not None:
+                    session.release()
+            gc.collect()  # what is left on the tasks is removed now: later nobody would answer
             failed = getattr(sys, "last_value", None) is not None
             try:
                 if not failed:

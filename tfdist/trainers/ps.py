@@ -41,10 +41,11 @@ class PSTrainer:
                 "processes. Leave it out, or debug in one process without the strategy."
             )
         session = self.__dict__["_tfdist"]
-        try:
-            return super().fit(**call)
-        finally:
-            session.end()
+        with session.strategy.chief.one_fit(self.name):
+            try:
+                return super().fit(**call)
+            finally:
+                session.end()
 
     def make_train_function(self, force: bool = False) -> Any:
         self.train_function = self.__dict__["_tfdist"].train_function(self)

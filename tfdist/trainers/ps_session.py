@@ -59,6 +59,7 @@ class Session:
         self._next_snapshot = 0.0
         self._heard = False  # whether a call of this epoch has ended; until then the last values are shown
         self._shown = 0.0
+        strategy.chief.tell_at_the_end(self)
 
     @property
     def limit(self) -> int:
@@ -185,6 +186,10 @@ class Session:
         self._made_for, self._returned, self._metrics = None, {}, {}
         self._whole.clear()
         self._read_only.clear()
+
+    def release(self) -> None:
+        """At the end of the process: lets go of what is on the tasks."""
+        self._store = self._work = self._dealer = None
 
     # -- for the dealer --------------------------------------------------------------------------------------
 
