@@ -6,6 +6,7 @@ TensorFlow joins one cluster in a process, so all checks of a cluster run in one
 from __future__ import annotations
 
 import json
+import signal
 import sys
 import traceback
 
@@ -21,6 +22,7 @@ from tests.multiprocess.ps_parts import CHECKS, CLUSTER
 
 def main() -> None:
     workers, results = int(sys.argv[1]), sys.argv[2]
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job is born deaf to it
     CLUSTER["cluster"] = tfdist.LocalCluster(workers=workers, ps=2)
     strategy = tfdist.ParameterServerStrategy(cluster=CLUSTER["cluster"])
     found = {}

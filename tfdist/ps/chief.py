@@ -19,11 +19,11 @@ import tensorflow as tf
 from tfdist import private
 from tfdist.ps.offers import Offers
 from tfdist.ps.task import Board, dismiss, listens
+from tfdist.ps.waiting import await_tasks, named, servers, silent, within
 from tfdist.tf_config import Cluster, Task
 
 START = 300.0  # seconds for all tasks to come up
 RECOVER = 60.0  # seconds for a ps that ended to come back
-TELL = 10.0  # seconds between two lines about tasks that are not there yet
 PROBE = 5.0  # seconds after which a silent cluster is looked at
 PATIENCE = 20.0  # seconds for calls to end that are not wanted any more; a call to a ps that died may never do so
 SILENT = 60.0  # seconds without the end of a call after which the user hears of it
@@ -157,16 +157,16 @@ class Chief:
         if not self._running:
             return []
         when = ALL_COMPLETED if everything else FIRST_COMPLETED
-        silent = told = time.monotonic()
+        heard = told = time.monotonic()
         done: dict[Future[Any], int] = {}
         while not done or (everything and self._running):
             ended, _ = wait(self._running, timeout=PROBE, return_when=when)
             done |= {future: self._running.pop(future) for future in ended}
             if ended or self._any_worker():
-                silent = time.monotonic()
-                told = silent if ended else self._tell_of_silence(told)
-            elif time.monotonic() - silent > ALONE:
-                workers = _named(self.cluster, self._tasks("worker"))
+                heard = time.monotonic()
+                told = heard if ended else self._tell_of_silence(told)
+            elif time.monotonic() - heard > ALONE:
+                workers = named(self.cluster, self._tasks("worker"))
                 raise RuntimeError(f"For {ALONE:.0f} s no worker has answered: {workers}. See why they ended.")
         failed = [error for future in done if (error := future.exception()) is not None]
         if failed:  # by one call, for which TensorFlow cancels the others
@@ -217,7 +217,7 @@ class Chief:
         since a call of it has ended (None before the first).
         """
         found = []
-        for task in _servers(self.cluster):
+        for task in servers(self.cluster):
             address = self.cluster.address(task)
             row = {"task": task.name, "address": address, "listens": listens(address)}
             found.append(row | (self._lives[task.name].status() if task.job == "worker" else {}))
@@ -242,40 +242,50 @@ class Chief:
         gone = [
             task
             for task, device in zip(self._tasks("ps"), self.ps_devices, strict=True)
-            if not listens(self.cluster.address(task)) or lost(device)
+            if not listens(self.cluster.address(task)) or _lost(lost, device)
         ]
         if not gone:
             raise error
         print(
-            f"tfdist: {_named(self.cluster, gone)} ended; waiting {seconds:.0f} s for it to be started again",
+            f"tfdist: {named(self.cluster, gone)} ended; waiting {seconds:.0f} s for it to be started again",
             flush=True,
         )
-        ends = time.monotonic() + seconds
+        try:
+            self._reconnect(time.monotonic() + seconds)
+        except RuntimeError:
+            still = named(self.cluster, silent(self.cluster, servers(self.cluster)))
+            raise RuntimeError(
+                f"{named(self.cluster, gone)} ended while the chief was training, and after {seconds:.0f} s "
+                f"{f'{still} is not there' if still else 'calls still hang'}. See why it ended, and start the job "
+                "again from its last checkpoint."
+            ) from error
+
+    def _reconnect(self, ends: float) -> None:
+        """Raises RuntimeError where the tasks are not there, or do not answer, at `ends`."""
         while True:
+            await_tasks(self.cluster, max(ends - time.monotonic(), 0.0))
             try:
-                await_tasks(self.cluster, max(ends - time.monotonic(), 0.0))
-                private.reconnect(self._coordinator)
-                self._try_paths()
+                within(PATIENCE, lambda: private.reconnect(self._coordinator))
+                within(PATIENCE, self._try_paths)
                 if self._settle():
+                    # TensorFlow's thread for a worker may have ended by an error of its own: is there one left?
+                    within(PATIENCE, self._coordinator.schedule(tf.function(tf.timestamp, autograph=False)).fetch)
                     return
-                raise RuntimeError("a call to what is gone never ends")
             except tf.errors.OpError:  # it listens, but not everybody has noticed
                 time.sleep(0.5)
-            except RuntimeError:
-                still = _named(self.cluster, _silent(self.cluster, _servers(self.cluster)))
-                raise RuntimeError(
-                    f"{_named(self.cluster, gone)} ended while the chief was training, and after {seconds:.0f} s "
-                    f"{f'{still} is not there' if still else 'its calls hang'}. See why it ended, and start the job "
-                    "again from its last checkpoint."
-                ) from error
+            if time.monotonic() > ends:
+                raise RuntimeError("calls still hang")
 
-    def abandon(self) -> None:
-        """Lets running calls end, for a while and as long as there are workers, and forgets what they return."""
+    def abandon(self) -> bool:
+        """Lets running calls end, for a while and as long as there are workers, and forgets what they return.
+
+        Whether all have ended: what has not may still push.
+        """
         left, ends = set(self._running), time.monotonic() + PATIENCE
         while left and self._any_worker() and time.monotonic() < ends:
             _, left = wait(left, timeout=PROBE)
-        self._settle()
         self._running = {}
+        return self._settle() and not left
 
     def _settle(self) -> bool:
         """Lets TensorFlow's coordinator forget an error, which the next call would raise again.
@@ -287,10 +297,11 @@ class Chief:
             with contextlib.suppress(Exception):
                 self._coordinator.join()
 
-        thread = threading.Thread(target=forget, daemon=True)
-        thread.start()
-        thread.join(PATIENCE)
-        return not thread.is_alive()
+        try:
+            within(PATIENCE, forget)
+        except tf.errors.DeadlineExceededError:
+            return False
+        return True
 
     def leave(self) -> None:
         """Ends the tasks: the job is over. Called when Python ends, too."""
@@ -308,34 +319,8 @@ class Chief:
                 dismiss(self._board, len(self.cluster.ps) + self.workers, failed)
 
 
-def await_tasks(cluster: Cluster, seconds: float) -> None:
-    """Returns when every task listens; says now and then for which it waits.
-
-    Raises:
-      RuntimeError: some do not after `seconds`; it names them.
-    """
-    missing = _servers(cluster)
-    ends, told = time.monotonic() + seconds, time.monotonic()
-    while missing := _silent(cluster, missing):
-        now = time.monotonic()
-        if now > ends:
-            raise RuntimeError(
-                f"After {seconds:.0f} s there is no {_named(cluster, missing)}. Start the same script with its own "
-                "TF_CONFIG for each task, and see that the chief reaches these addresses."
-            )
-        if now - told > TELL:
-            told = now
-            print(f"tfdist: waiting for {_named(cluster, missing)}", flush=True)
-        time.sleep(0.1)
-
-
-def _servers(cluster: Cluster) -> list[Task]:
-    return [task for task in cluster.tasks() if task.job in ("worker", "ps")]
-
-
-def _silent(cluster: Cluster, tasks: list[Task]) -> list[Task]:
-    return [task for task in tasks if not listens(cluster.address(task))]
-
-
-def _named(cluster: Cluster, tasks: list[Task]) -> str:
-    return ", ".join(f"{task.name} ({cluster.address(task)})" for task in tasks)
+def _lost(lost: Callable[[str], bool], device: str) -> bool:
+    try:
+        return bool(within(PATIENCE, lambda: lost(device)))
+    except tf.errors.DeadlineExceededError:
+        return True

@@ -175,7 +175,8 @@ class Session:
         """After `fit`, however it ended."""
         if self.training:
             self.training = False
-            self.strategy.chief.abandon()
+            if not self.strategy.chief.abandon():
+                self._made_for = None  # what is left of this fit must not reach the next one
             with contextlib.suppress(tf.errors.OpError):  # a ps may be what is gone
                 self._store.fetch()
         if self._dealer is not None:
