@@ -232,6 +232,11 @@ def reconnect(coordinator: Any) -> None:
         context.context().update_server_def(context.get_server_def())
 
 
+def forget_coordinator(strategy: Any) -> None:
+    """Lets a ClusterCoordinator be made anew for a ParameterServerStrategy, which keeps one."""
+    strategy._cluster_coordinator = None
+
+
 def ran_on(value: Any) -> str:
     """The device on which a call of a ClusterCoordinator was run, from its finished RemoteValue."""
     return next(iter(value._values.values())).backing_device

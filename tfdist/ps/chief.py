@@ -93,6 +93,7 @@ class Chief:
         self._running: dict[Future[Any], int] = {}
         self._lives = {task.name: Life() for task in self._tasks("worker")}
         self._left = False
+        self._stuck: list[Any] = []  # coordinators that are not used any more
         self._fitting = threading.Lock()
         self._at_leave: list[weakref.ref[Any]] = []
         Chief._connected = self
@@ -267,14 +268,19 @@ class Chief:
             try:
                 within(PATIENCE, lambda: private.reconnect(self._coordinator))
                 within(PATIENCE, self._try_paths)
-                if self._settle():
-                    # TensorFlow's thread for a worker may have ended by an error of its own: is there one left?
-                    within(PATIENCE, self._coordinator.schedule(tf.function(tf.timestamp, autograph=False)).fetch)
-                    return
+                self._renew()
+                within(PATIENCE, self._coordinator.schedule(tf.function(tf.timestamp, autograph=False)).fetch)
+                return
             except tf.errors.OpError:  # it listens, but not everybody has noticed
                 time.sleep(0.5)
             if time.monotonic() > ends:
                 raise RuntimeError("calls still hang")
+
+    def _renew(self) -> None:
+        """Another coordinator, with threads of its own: those of the last one may be stuck, or have ended by an error."""
+        private.forget_coordinator(self._strategy)
+        self._stuck.append(self._coordinator)
+        self._coordinator = Coordinator(self._strategy)
 
     def abandon(self) -> bool:
         """Lets running calls end, for a while and as long as there are workers, and forgets what they return.
