@@ -277,7 +277,7 @@ class Chief:
                 raise RuntimeError("calls still hang")
 
     def _renew(self) -> None:
-        """Another coordinator, with threads of its own: those of the last one may be stuck, or have died of an error."""
+        """Another coordinator, with threads of its own: those of the last one may be stuck, or have ended."""
         private.forget_coordinator(self._strategy)
         self._stuck.append(self._coordinator)
         self._coordinator = Coordinator(self._strategy)
