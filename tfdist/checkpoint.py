@@ -15,11 +15,12 @@ import keras
 import numpy as np
 
 from tfdist import private
+from tfdist.trainers.files import whole
 from tfdist.trainers.logs import metric_variables
 from tfdist.trainers.ps_session import Session
 
 WEIGHTS, STATE = "model.weights.h5", "state.json"
-NAME = re.compile(r"\d{6}-\d{9}|part-\d+")
+NAME = re.compile(r"(\.tfdist-\d+-)?\d{6}-\d{9}")
 SHARE = 0.05  # of the time, at most, that checkpoints take
 
 
@@ -102,17 +103,16 @@ class Checkpoint(keras.callbacks.Callback):
         """Writes a checkpoint now."""
         began = time.monotonic()
         final = self.directory / f"{self._epoch:06d}-{self._step:09d}"
-        part = self.directory / f"part-{os.getpid()}"
-        shutil.rmtree(part, ignore_errors=True)
-        part.mkdir(parents=True)
-        self.model.save_weights(part / WEIGHTS)
-        metrics = [v.numpy().tolist() for v in metric_variables(self.model)] if self._step else []
-        (part / STATE).write_text(json.dumps({"epoch": self._epoch, "step": self._step, "metrics": metrics}))
-        for name in (WEIGHTS, STATE):
-            with open(part / name, "rb+") as file:
-                os.fsync(file.fileno())
-        shutil.rmtree(final, ignore_errors=True)
-        os.replace(part, final)
+        with whole(final, "save checkpoint") as partial:
+            part = Path(partial)
+            shutil.rmtree(part, ignore_errors=True)  # of a process of this number that was killed
+            part.mkdir(parents=True)
+            self.model.save_weights(part / WEIGHTS)
+            metrics = [v.numpy().tolist() for v in metric_variables(self.model)] if self._step else []
+            (part / STATE).write_text(json.dumps({"epoch": self._epoch, "step": self._step, "metrics": metrics}))
+            for name in (WEIGHTS, STATE):
+                with open(part / name, "rb+") as file:
+                    os.fsync(file.fileno())
         for older in found(self.directory):
             if older != final:
                 shutil.rmtree(older, ignore_errors=True)
@@ -127,5 +127,5 @@ def found(directory: Path) -> list[Path]:
 
 def latest(directory: Path) -> Path | None:
     """The last whole checkpoint in a directory, or None."""
-    whole = [p for p in found(directory) if not p.name.startswith("part") and (p / STATE).is_file()]
-    return max(whole, key=lambda p: p.name, default=None)
+    ready = [p for p in found(directory) if not p.name.startswith(".") and (p / STATE).is_file()]
+    return max(ready, key=lambda p: p.name, default=None)

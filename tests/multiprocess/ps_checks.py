@@ -15,6 +15,7 @@ from tests.multiprocess import (  # noqa: F401  # they register their checks
     ps_consistency_one,
     ps_consistency_two,
     ps_one_worker,
+    ps_saving,
     ps_two_workers,  # whose last check ends a ps
 )
 from tests.multiprocess.ps_parts import CHECKS, CLUSTER

@@ -41,6 +41,12 @@ def data(rows=100, columns=8):
     return x, (x.sum(axis=1) > 0).astype("int32") + (x[:, 0] > 1)
 
 
+def batches(x, y, *rest, size=16):
+    """One batch after the other, once; each with `rest` at its end."""
+    for start in range(0, len(x), size):
+        yield x[start : start + size], y[start : start + size], *rest
+
+
 def dense(**kwargs):
     return keras.Sequential(
         [keras.Input((8,)), keras.layers.Dense(16, "relu", **kwargs), keras.layers.Dense(3, "softmax")]

@@ -116,7 +116,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m tfdist.launch.rank")
     parser.add_argument("--place", type=Place.parse, help="of a task; a rank asks its launcher")
     parser.add_argument("--cores-per-rank", type=int, default=None)
-    parser.add_argument("--restarts", type=int, default=0, help="of a program that is killed")
+    parser.add_argument("--restarts", type=int, default=0, help="of a killed worker or ps")
     parser.add_argument("run_dir")
     parser.add_argument("program", nargs=argparse.REMAINDER)
     options = parser.parse_args()
@@ -134,7 +134,8 @@ def main() -> None:
         os.sched_setaffinity(0, rank_cores(mine, local_rank, options.cores_per_rank))
     env = rank_env(os.environ, place.number, options.cores_per_rank)
     argv = program_argv(sys.executable, place, options.program)
-    rank = Rank(place, run_dir, argv, env, options.restarts)
+    restarts = options.restarts if place.task.startswith(("worker/", "ps/")) else 0
+    rank = Rank(place, run_dir, argv, env, restarts)
     signal.signal(signal.SIGALRM, rank.kill)
     signal.signal(signal.SIGTERM, rank.stop)
     signal.signal(signal.SIGINT, rank.stop)

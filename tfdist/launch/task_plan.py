@@ -56,12 +56,7 @@ def plan_tasks(
 
 
 def task_process(
-    cluster: Cluster,
-    task: Task,
-    arguments: list[str],
-    python: str,
-    inherited: Mapping[str, str],
-    restarts: int = 0,
+    cluster: Cluster, task: Task, arguments: list[str], python: str, inherited: Mapping[str, str]
 ) -> Process:
     """The process that starts and watches one task's program.
 
@@ -71,11 +66,9 @@ def task_process(
         arguments: those of rank.py that all tasks have in common.
         python: the interpreter.
         inherited: environment of the process that starts it.
-        restarts: of a worker or ps that is killed.
     """
     place = Place(cluster.tasks().index(task), task.name)
-    again = ["--restarts", str(restarts)] if task.job in ("worker", "ps") and restarts else []
-    argv = (python, "-m", "tfdist.launch.rank", "--place", place.written(), *again, *arguments)
+    argv = (python, "-m", "tfdist.launch.rank", "--place", place.written(), *arguments)
     env = {"TF_CONFIG": cluster.tf_config(task)}
     # Without it a call to a task that has ended, or not started yet, waits instead of failing.
     if "GRPC_FAIL_FAST" not in inherited:

@@ -1,4 +1,4 @@
-"""The process that starts a cluster's tasks: `python -m tfdist.launch.tasks --restarts N <rank.py's arguments>`.
+"""The process that starts a cluster's tasks: `python -m tfdist.launch.tasks <rank.py's arguments>`.
 
 For a parameter-server job it is what Horovod's launcher is for ranks. It decides nothing: the
 supervisor says when a task is to end, and this process waits until all have.
@@ -28,7 +28,7 @@ ALONE_SECONDS = 1.0  # for the tasks to end their programs themselves
 class Tasks:
     """The processes that watch the tasks, from the start of the first to the end of the last."""
 
-    def __init__(self, cluster: Cluster, run_dir: RunDir, arguments: list[str], restarts: int):
+    def __init__(self, cluster: Cluster, run_dir: RunDir, arguments: list[str]):
         self.run_dir = run_dir
         self._stopped = False
         self._crashed = 0
@@ -37,9 +37,7 @@ class Tasks:
         for number, task in enumerate(cluster.tasks()):
             if self._stopped:  # by a signal, in the meantime
                 break
-            process = task_process(
-                cluster, task, arguments, sys.executable, os.environ, restarts
-            )
+            process = task_process(cluster, task, arguments, sys.executable, os.environ)
             child = subprocess.Popen(process.argv, env=process.environment(os.environ))
             self._children[Place(number, task.name)] = child
 
@@ -95,8 +93,7 @@ def main() -> None:
     found = tf_config.from_env()
     if found is None:
         sys.exit("TF_CONFIG is not set, expected the cluster whose tasks are to be started.")
-    restarts, arguments = int(sys.argv[2]), sys.argv[3:]
-    tasks = Tasks(found[0], RunDir(os.environ[MARK]), arguments, restarts)
+    tasks = Tasks(found[0], RunDir(os.environ[MARK]), sys.argv[1:])
     threading.Thread(target=tasks.end_when_alone, daemon=True).start()
     sys.exit(tasks.wait())
 

@@ -19,7 +19,7 @@ import tensorflow as tf
 from tfdist import private
 from tfdist.ps.offers import Offers
 from tfdist.ps.task import Board, dismiss, listens
-from tfdist.ps.waiting import await_tasks, named, servers, silent, within
+from tfdist.ps.waiting import await_tasks, named, servers, silent, started, within
 from tfdist.tf_config import Cluster, Task
 
 START = 300.0  # seconds for all tasks to come up
@@ -93,7 +93,6 @@ class Chief:
         self._running: dict[Future[Any], int] = {}
         self._lives = {task.name: Life() for task in self._tasks("worker")}
         self._left = False
-        self._stuck: list[Any] = []  # coordinators that are not used any more
         self._fitting = threading.Lock()
         self._at_leave: list[weakref.ref[Any]] = []
         Chief._connected = self
@@ -133,20 +132,14 @@ class Chief:
     def schedule(self, call: int, function: Callable[..., Any], args: tuple[Any, ...]) -> None:
         """Hands a call, of this number, to the next free worker."""
         value = self._coordinator.schedule(function, args=args)
-        future: Future[Any] = Future()
-        self._running[future] = call
-        # No pool, whose threads the process would wait for at its end: a call may never end.
-        threading.Thread(target=self._fetch, args=(value, future), name=f"tfdist-call-{call}", daemon=True).start()
+        self._running[started(lambda: self._fetch(value))] = call
 
-    def _fetch(self, value: Any, future: Future[Any]) -> None:
-        """Waits for a call and brings its result, tensors by name, here."""
-        try:
-            found = value.fetch()
-            worker = tf.DeviceSpec.from_string(private.ran_on(value))
-            self._lives[f"{worker.job}/{worker.task}"].hear(time.monotonic(), len(found["facts"]))
-            future.set_result(found)
-        except BaseException as error:
-            future.set_exception(error)
+    def _fetch(self, value: Any) -> dict[str, Any]:
+        """Waits for a call, which may never end, and brings its result, tensors by name, here."""
+        found: dict[str, Any] = value.fetch()
+        worker = tf.DeviceSpec.from_string(private.ran_on(value))
+        self._lives[f"{worker.job}/{worker.task}"].hear(time.monotonic(), len(found["facts"]))
+        return found
 
     def results(self, everything: bool = False) -> list[tuple[int, Any]]:
         """(number, what it returned) of calls that have ended since; waits for one, or for `everything`.
@@ -279,7 +272,6 @@ class Chief:
     def _renew(self) -> None:
         """Another coordinator, with threads of its own: those of the last one may be stuck, or have ended."""
         private.forget_coordinator(self._strategy)
-        self._stuck.append(self._coordinator)
         self._coordinator = Coordinator(self._strategy)
 
     def abandon(self) -> bool:

@@ -14,6 +14,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist.ps.part import Part
+from tfdist.ps.pieces import size_of
 
 _stamps = itertools.count(1)  # one is never used twice in a process, for any model
 
@@ -81,8 +82,3 @@ class Held:
                 tf.ensure_shape(ops.ReadVariableOp(resource=place, dtype=kept.dtype), kept.shape)
                 for place, kept in zip(places, self._kept, strict=True)
             ]
-
-
-def size_of(variable: Any) -> int:
-    """Bytes of a variable."""
-    return int(variable.value.shape.num_elements() * variable.value.dtype.size)

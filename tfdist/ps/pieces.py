@@ -11,6 +11,11 @@ from tfdist.comm import fusion
 from tfdist.ps.layout import Holding, Piece
 
 
+def size_of(variable: Any) -> int:
+    """Bytes of a Keras variable."""
+    return int(variable.value.shape.num_elements() * variable.value.dtype.size)
+
+
 def gathered(holding: Holding, variables: Sequence[Any]) -> tf.Tensor:
     """A holding's tensor, from values by variable."""
     if holding.deal:

@@ -5,7 +5,6 @@ Each ps keeps its holdings (`layout`) and applies updates to them (`part`); a st
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -19,7 +18,7 @@ from tfdist.ps import clipping, layout
 from tfdist.ps.consistency import Async, Consistency, Sync
 from tfdist.ps.held import Held
 from tfdist.ps.part import Part, compensates
-from tfdist.ps.pieces import Joiner, gathered, parcels
+from tfdist.ps.pieces import Joiner, gathered, parcels, size_of
 from tfdist.ps.slots import Slots, stands_alone
 
 
@@ -258,8 +257,7 @@ class Store:
 
 
 def _row(variable: Any) -> Row:
-    dtype = keras.backend.standardize_dtype(variable.dtype)
-    return Row(variable.path, tuple(variable.shape), dtype, math.prod(variable.shape) * tf.as_dtype(dtype).size)
+    return Row(variable.path, tuple(variable.shape), keras.backend.standardize_dtype(variable.dtype), size_of(variable))
 
 
 def _shape(ids: tf.Tensor) -> list[Any]:

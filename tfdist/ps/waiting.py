@@ -16,12 +16,8 @@ from tfdist.tf_config import Cluster, Task
 TELL = 10.0  # seconds between two lines about tasks that are not there yet
 
 
-def within(seconds: float, function: Callable[[], Any]) -> Any:
-    """What `function` returns, or raises.
-
-    Raises:
-      tf.errors.DeadlineExceededError: it takes longer, and goes on in its thread: TensorFlow's calls cannot be ended.
-    """
+def started(function: Callable[[], Any]) -> Future[Any]:
+    """Calls `function` in a thread that the process does not wait for at its end, as it would for a pool's."""
     future: Future[Any] = Future()
 
     def run() -> None:
@@ -31,6 +27,16 @@ def within(seconds: float, function: Callable[[], Any]) -> Any:
             future.set_exception(error)
 
     threading.Thread(target=run, daemon=True).start()
+    return future
+
+
+def within(seconds: float, function: Callable[[], Any]) -> Any:
+    """What `function` returns, or raises.
+
+    Raises:
+      tf.errors.DeadlineExceededError: it takes longer, and goes on in its thread: TensorFlow's calls cannot be ended.
+    """
+    future = started(function)
     if not wait([future], timeout=seconds).done:
         raise tf.errors.DeadlineExceededError(None, None, f"no answer within {seconds:.0f} s")
     return future.result()

@@ -261,7 +261,7 @@ class Work:
         count = len(statistics)
         self.unwritten = {i for i, (new, old) in enumerate(_paired(after[:count], statistics)) if new is old}
         changes = [new - old for new, old in _paired(after[:count], statistics)]
-        weight = tf.cast(rows_of(batch), tf.float32)
+        weight = tf.cast(_rows_of(batch), tf.float32)
         if collected.divisor is not None:
             if collected.losses > 1:
                 raise ValueError(
@@ -314,7 +314,7 @@ def _filled(spec: Any, tensors: Sequence[Any]) -> Any:
     return tf.nest.map_structure(lambda s: None if s is None else next(given), spec)
 
 
-def rows_of(batch: Any) -> tf.Tensor:
+def _rows_of(batch: Any) -> tf.Tensor:
     """Samples in a batch."""
     first = next(t for t in tf.nest.flatten(batch) if t is not None)
     return first.shape[0] if first.shape[0] is not None else tf.shape(first)[0]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from abc import ABC, abstractmethod
 from collections import deque
 from typing import Any
 
@@ -18,7 +19,7 @@ from tfdist.ps.work import MOST_STEPS, Work, stackable
 CALL_SECONDS = 0.5  # of a call, at which handing it out costs little
 
 
-class Dealer:
+class Dealer(ABC):
     """Deals the batches of one epoch after the other; `session` sends calls and learns from their results.
 
     Attributes:
@@ -32,17 +33,17 @@ class Dealer:
         self.session, self.consistency, self.workers = session, consistency, workers
         self.steps = 1
 
+    @abstractmethod
     def take(self, batch: Any, rows: int) -> None:
         """A batch of `fit`; may wait."""
-        raise NotImplementedError
 
+    @abstractmethod
     def finish(self) -> None:
         """Returns when all batches have had their effect."""
-        raise NotImplementedError
 
+    @abstractmethod
     def forget(self) -> None:
         """What was taken will not be sent: `fit` ended by an error."""
-        raise NotImplementedError
 
 
 class Flow(Dealer):

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import keras
 import tensorflow as tf
 
 from tfdist import private
+from tfdist.ps.pieces import size_of
 from tfdist.ps.slots import stands_alone
 from tfdist.ps.work import current
 from tfdist.trainers.swap import has, swap
@@ -44,7 +44,6 @@ def tables_of(model: Any, variables: list[Any]) -> list[int]:
         if not has(layer, EmbeddingByRows) or not layer.built or layer.lora_enabled or layer.quantization_mode:
             continue
         table = layer.embeddings
-        size = math.prod(table.shape) * tf.as_dtype(keras.backend.standardize_dtype(table.dtype)).size
-        if id(table) in index and size >= SMALLEST and not stands_alone(model.optimizer, table):
+        if id(table) in index and size_of(table) >= SMALLEST and not stands_alone(model.optimizer, table):
             found.add(index[id(table)])
     return sorted(found)

@@ -11,8 +11,8 @@ import keras
 import tensorflow as tf
 
 from tfdist import private
-from tfdist.ps.held import size_of
 from tfdist.ps.layout import bytes_by_task
+from tfdist.ps.pieces import size_of
 from tfdist.ps.store import Store
 from tfdist.ps.work import Work, ordered
 from tfdist.trainers import ps_norms
@@ -142,12 +142,7 @@ class Session:
         if not self.training:
             return
         began = time.monotonic()
-        try:
-            self._dealer.finish()
-            self._store.fetch()
-        except tf.errors.OpError as error:
-            self._recover(error)
-        self.strategy.chief.offers.offer(self._model)
+        self._catch_up()
         ended = time.monotonic()
         self._next_snapshot = ended + max(SNAPSHOT_SECONDS, (ended - began) / SNAPSHOT_SHARE)
 
@@ -162,14 +157,18 @@ class Session:
 
     def finish(self, model: Any) -> dict[str, Any]:
         """Waits for all updates; the model on the chief is up to date then. The epoch's logs."""
+        self._catch_up()
+        self.training, self._heard, self._shown = False, True, 0.0
+        return self.logs(model)
+
+    def _catch_up(self) -> None:
+        """Waits for all updates, brings the values to the chief, and offers them to an evaluator."""
         try:
             self._dealer.finish()
             self._store.fetch()
         except tf.errors.OpError as error:
             self._recover(error)
-        self.strategy.chief.offers.offer(model)
-        self.training, self._heard, self._shown = False, True, 0.0
-        return self.logs(model)
+        self.strategy.chief.offers.offer(self._model)
 
     def end(self) -> None:
         """After `fit`, however it ended."""
