@@ -14,6 +14,7 @@ import pytest
 from tests.helpers import cluster
 from tfdist.cluster import World
 from tfdist.launch.spawn import SpawnError, SpawnTimeoutError, spawn
+from tfdist.launch.supervise import Supervisor
 
 
 def place():
@@ -34,6 +35,23 @@ def test_results_come_in_rank_order_from_a_closure(capsys):
     out, err = capsys.readouterr()
     assert sorted(out.splitlines()) == ["[1] to stdout", "[2] to stdout", "to stdout"]
     assert sorted(err.splitlines()) == ["[1] to stderr", "[2] to stderr", "to stderr"]
+
+
+def test_the_end_is_seen_however_late_the_waiting_thread_ends(monkeypatch):
+    """The thread that waits for the processes may be slow to end after its last word."""
+    wake = Supervisor._wake
+
+    def slow_to_return(self, reason):
+        wake(self, reason)
+        if reason == b"e":
+            threading.Event().wait(2)
+
+    monkeypatch.setattr(Supervisor, "_wake", slow_to_return)
+    # Missed, the end would be found at the deadline, which stops the ranks.
+    stopped = []
+    monkeypatch.setattr(Supervisor, "_stop", lambda self, child, signum: stopped.append(signum))
+    assert spawn(place, ranks=1, deadline=10) == [(0, 1, 0, 1)]
+    assert stopped == []
 
 
 def test_one_rank_needs_no_horovod():

@@ -105,14 +105,18 @@ class Supervisor:
         selector.register(self._wake_read, selectors.EVENT_READ, None)
         pipes += [self._wake_read, self._wake_write]
 
+        ended = threading.Event()
+
         def wait_for_the_end() -> None:
             child.wait()
+            # Set first: whoever was woken by the byte has to find it, or would wait again for ever.
+            ended.set()
             self._wake(b"e")
 
         waiter = threading.Thread(target=wait_for_the_end, daemon=True)
         waiter.start()
         try:
-            while waiter.is_alive():
+            while not ended.is_set():
                 self._turn(selector, child, self._patience())
             leaked = self._clean_up(child)
             while self._turn(selector, child, 0):
