@@ -266,3 +266,25 @@ def mistakes_are_named(strategy):
         raise AssertionError("labels out of range were accepted")
     bad.fit(x, y, batch_size=16, verbose=0)
     assert int(bad.optimizer.iterations) == 7
+
+
+@with_workers(1)
+def pipelines_of_arrays_are_not_tuned(strategy):
+    """The end of a tuned one may wait for the thread that tunes it; a pipeline of the user's stays as it is."""
+    x, y = data()
+    pipeline = tf.data.Dataset.from_tensor_slices((x, y)).batch(16)
+
+    class Looks(keras.callbacks.Callback):
+        def on_train_begin(self, logs=None):
+            seen.append(strategy.experimental_distribute_dataset(pipeline).options().autotune.enabled)
+
+        on_test_begin = on_predict_begin = on_train_begin
+
+    model = strategy.distribute(keras.Sequential([keras.Input((8,)), keras.layers.Dense(3, "softmax")]))
+    model.compile("sgd", SPARSE)
+    for given, labels, batch, expected in ((x, y, 16, False), (pipeline, None, None, None)):
+        seen = []
+        model.fit(given, labels, batch_size=batch, verbose=0, callbacks=[Looks()])
+        model.evaluate(given, labels, batch_size=batch, verbose=0, callbacks=[Looks()])
+        model.predict(given, batch_size=batch, verbose=0, callbacks=[Looks()])
+        assert seen == [expected] * 3, seen

@@ -9,15 +9,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tfdist.comm.buckets import Row
-from tfdist.ps.layout import Holding, Piece, bytes_by_task, plan
+from tfdist.ps.layout import LARGE, Holding, Piece, bytes_by_task, plan
+
+SIZES = {"float32": 4, "float64": 8, "float16": 2}
 
 
 def row(index, shape, dtype="float32"):
-    itemsize = {"float32": 4, "float64": 8, "float16": 2}[dtype]
-    return Row(f"v{index}", tuple(shape), dtype, math.prod(shape) * itemsize)
+    return Row(f"v{index}", tuple(shape), dtype, math.prod(shape) * SIZES[dtype])
 
 
-SHAPES = st.lists(st.integers(0, 40), max_size=3)
+def itemsize(row):
+    return SIZES[row.dtype]
+
+
+SHAPES = st.lists(st.integers(0, 40) | st.just(700), max_size=3).filter(lambda shape: math.prod(shape) < 1 << 21)
 ROWS = st.lists(st.tuples(SHAPES, st.sampled_from(["float32", "float64", "float16"])), min_size=1, max_size=12).map(
     lambda drawn: [row(i, *one) for i, one in enumerate(drawn)]
 )
@@ -31,6 +36,8 @@ def test_every_element_has_one_holder(rows, tasks, alone):
         assert 0 <= holding.ps < tasks
         assert holding.pieces
         for piece in holding.pieces:
+            nbytes = (piece.stop - piece.start) * itemsize(rows[piece.variable])
+            assert len(holding.pieces) == 1 or nbytes < LARGE
             assert rows[piece.variable].dtype == holding.dtype
             assert holding.alone == (piece.variable in alone)
             found.setdefault(piece.variable, []).append((piece.start, piece.stop))
@@ -110,6 +117,15 @@ def test_a_variable_is_cut_at_64_bytes():
     first, second = plan([row(0, (250,)), row(1, (10,))], 2)
     assert first.pieces == (Piece(0, 0, 128),)
     assert second.pieces == (Piece(0, 128, 250), Piece(1, 0, 10))
+
+
+def test_what_is_large_is_not_joined():
+    """A copy of it would cost more than a message of its own."""
+    rows = [row(0, [10]), row(1, [1024, 256]), row(2, [16]), row(3, [1024, 255])]
+    assert plan(rows, 1) == (
+        Holding(0, "float32", (Piece(1, 0, 1024 * 256),)),
+        Holding(0, "float32", (Piece(0, 0, 10), Piece(2, 0, 16), Piece(3, 0, 1024 * 255))),
+    )
 
 
 def test_what_stands_alone_goes_to_the_emptiest_and_the_rest_fills_up():

@@ -3,7 +3,7 @@
 Small variables travel together: the elements of all variables of one type stand in one row, and each ps holds a
 stretch of it, cut where the bytes are even. What must be updated as a whole (`alone`) is held whole by one ps. Tables,
 of which a batch needs a few rows only, are dealt out row by row, so that often used rows that stand together do not
-meet on one ps::
+meet on one ps. A large piece is a tensor of its own: joining costs a copy, and it can leave as soon as it is there::
 
     row        | kernel 0      |b0| kernel 1        |b1| kernel 2 |
     stretches  |---- ps 0 ----------|---- ps 1 --------------------|     kernel 1 lies on both
@@ -17,6 +17,8 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from tfdist.comm.buckets import ALIGNMENT, Row
+
+LARGE = 1 << 20  # bytes from which on a piece is not joined with others
 
 
 @dataclass(frozen=True)
@@ -83,9 +85,11 @@ def plan(
         room = _fill(load, total)
         itemsize = max((rows[i].nbytes // max(math.prod(rows[i].shape), 1) for i in members), default=0) or 1
         for ps, pieces in enumerate(_cut([math.prod(rows[i].shape) for i in members], room, itemsize)):
-            if pieces:
-                holdings.append(Holding(ps, dtype, tuple(Piece(members[p.variable], p.start, p.stop) for p in pieces)))
-                load[ps] += sum(p.stop - p.start for p in pieces) * itemsize
+            mine = [Piece(members[p.variable], p.start, p.stop) for p in pieces]
+            large = [p for p in mine if (p.stop - p.start) * itemsize >= LARGE]
+            joined = [p for p in mine if p not in large]
+            holdings += [Holding(ps, dtype, group) for group in [*((p,) for p in large), tuple(joined)] if group]
+            load[ps] += sum(p.stop - p.start for p in pieces) * itemsize
     return tuple(holdings)
 
 

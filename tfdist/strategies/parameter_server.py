@@ -9,6 +9,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfdist.data.arrays import quiet
 from tfdist.ps.chief import RECOVER, START, Chief
 from tfdist.ps.consistency import Consistency, parse
 from tfdist.ps.task import serve_as
@@ -49,6 +50,8 @@ class ParameterServerStrategy(tf.distribute.OneDeviceStrategy):
         the number of workers, or Keras' backend is not TensorFlow.
       RuntimeError: tasks did not come up in time, or the process has such a strategy already.
     """
+
+    _tuned = True  # whether TensorFlow is to tune the pipelines that are made now
 
     def __new__(cls, **options: Any) -> ParameterServerStrategy:
         if cls is ParameterServerStrategy and options.get("cluster") is None:
@@ -95,7 +98,19 @@ class ParameterServerStrategy(tf.distribute.OneDeviceStrategy):
 
     def experimental_distribute_dataset(self, dataset: Any, options: Any = None) -> Any:
         """The dataset itself: the chief reads it, and hands each batch to one worker."""
-        return dataset
+        return dataset if self._tuned else quiet(dataset)
+
+    @contextlib.contextmanager
+    def reading(self, *given: Any) -> Iterator[None]:
+        """Surrounds what makes pipelines of what was given to `fit` and the like.
+
+        Keras' pipelines over arrays have nothing to tune; `quiet` says what tuning costs them.
+        """
+        before, self._tuned = self._tuned, any(isinstance(data, tf.data.Dataset) for data in given)
+        try:
+            yield
+        finally:
+            self._tuned = before
 
     def distribute_datasets_from_function(self, dataset_fn: Any, options: Any = None) -> Any:
         """The dataset of `dataset_fn(input_context)`: there is one pipeline, the chief's, and its batches are whole.

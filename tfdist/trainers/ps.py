@@ -41,7 +41,8 @@ class PSTrainer:
                 "processes. Leave it out, or debug in one process without the strategy."
             )
         session = self.__dict__["_tfdist"]
-        with session.strategy.chief.one_fit(self.name):
+        reading = session.strategy.reading(call.get("x"), call.get("validation_data"))
+        with session.strategy.chief.one_fit(self.name), reading:
             try:
                 return super().fit(**call)
             finally:
@@ -58,17 +59,22 @@ class PSTrainer:
         )
 
     def evaluate(self, *args: Any, **kwargs: Any) -> Any:
+        call = arguments(super().evaluate, args, kwargs)
         session = self.__dict__["_tfdist"]
         session.snapshot()
         session.evaluating = True
         try:
-            return super().evaluate(*args, **kwargs)
+            with session.strategy.reading(call.get("x")):
+                return super().evaluate(**call)
         finally:
             session.evaluating = False
 
     def predict(self, *args: Any, **kwargs: Any) -> Any:
-        self.__dict__["_tfdist"].snapshot()
-        return super().predict(*args, **kwargs)
+        call = arguments(super().predict, args, kwargs)
+        session = self.__dict__["_tfdist"]
+        session.snapshot()
+        with session.strategy.reading(call.get("x")):
+            return super().predict(**call)
 
     def save(self, *args: Any, **kwargs: Any) -> Any:
         self.__dict__["_tfdist"].snapshot()
