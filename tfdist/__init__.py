@@ -11,6 +11,7 @@ __version__ = "0.1.0"
 _HOMES = {
     "RingAllReduceStrategy": "tfdist.strategies.ring",
     "ParameterServerStrategy": "tfdist.strategies.parameter_server",
+    "ModelParallelStrategy": "tfdist.strategies.model_parallel",
     **dict.fromkeys(("Async", "Bounded", "Sync", "LocalSGD"), "tfdist.ps.consistency"),
     "auto_strategy": "tfdist.strategies.auto",
     "LocalCluster": "tfdist.launch.local_cluster",

@@ -24,7 +24,9 @@ NAMES: dict[str, tuple[str, ...]] = {
         "slice_tensorflow_sparse_wrapper",
     ),
     # The mask that a layer leaves on its output, and how Keras' losses apply it.
-    "keras.src.backend": ("get_keras_mask",),
+    "keras.src.backend": ("get_keras_mask", "set_keras_mask"),
+    # The graph of a model's operations.
+    "keras.src.models.functional": ("Functional",),
     "keras.src.losses.loss": ("apply_mask", "squeeze_or_expand_to_same_rank"),
     "keras.src.trainers.compile_utils": ("CompileLoss", "CompileMetrics"),
     "keras.src.saving.serialization_lib": ("SerializableDict",),
@@ -43,6 +45,8 @@ METHODS: dict[str, tuple[str, ...]] = {
         "_flatten_layers",
         "_resolve_auto_jit_compile",
     ),
+    "keras.layers.Layer": ("_get_own_losses",),
+    "keras.Variable": ("_initialize",),
     "keras.optimizers.Optimizer": (
         "_clip_gradients",
         "_all_reduce_sum_gradients",
@@ -268,3 +272,59 @@ def rate_of(optimizer: Any) -> Any:
 def decays(optimizer: Any, variable: Any) -> bool:
     """Whether an optimizer's weight decay counts for a variable."""
     return bool(optimizer._use_weight_decay(variable))
+
+
+def functional_of(model: Any) -> Any:
+    """The functional model inside a Sequential, or a functional model itself; None where a `call` says what happens."""
+    inner = getattr(model, "_functional", model)  # of a Sequential, None before it is built
+    cls = _load("keras.src.models.functional", "Functional")
+    return inner if isinstance(inner, cls) and type(inner).call is cls.call else None
+
+
+def nodes_of(functional: Any) -> list[Any]:
+    """The calls of operations in a functional model, each after those it takes from; its inputs are none."""
+    by_depth = functional._nodes_by_depth
+    return [node for depth in sorted(by_depth, reverse=True) for node in by_depth[depth] if not node.is_input]
+
+
+def standard_inputs(functional: Any, inputs: Any) -> list[Any]:
+    """What was passed to a functional model as a list in the order of its inputs, of their types and ranks."""
+    return list(functional._standardize_inputs(inputs))
+
+
+def output_structure(functional: Any) -> Any:
+    """The structure of symbolic tensors that a functional model was made with; one alone stands alone."""
+    outputs = functional._outputs_struct
+    return outputs[0] if isinstance(outputs, (list, tuple)) and len(outputs) == 1 else outputs
+
+
+def call_node(node: Any, tensors: dict[int, Any], training: bool) -> list[Any]:
+    """Runs the operation of a node on tensors by id of their symbols, as `Functional.call` does; its outputs."""
+    args, kwargs = node.arguments.fill_in(tensors)
+    if "training" in getattr(node.operation, "_call_context_args", ()):
+        kwargs["training"] = training
+    return list(importlib.import_module("keras").tree.flatten(node.operation(*args, **kwargs)))
+
+
+def added_losses(layer: Any) -> list[Any]:
+    """Losses that a layer and those inside it have added in their last call; those of weights are none of them."""
+    return [loss for inner in layer._flatten_layers() for loss in inner._get_own_losses()]
+
+
+def set_mask(tensor: Any, mask: Any) -> None:
+    """Leaves a mask on a tensor, as a layer does."""
+    _load("keras.src.backend", "set_keras_mask")(tensor, mask)
+
+
+def track_loss(model: Any, loss: Any, samples: Any) -> None:
+    """Counts a batch's loss into what the logs call "loss"."""
+    model._loss_tracker.update_state(loss, sample_weight=samples)
+
+
+def place(variable: Any, device: str) -> None:
+    """Moves a built Keras variable, with its value, to another device."""
+    tf = importlib.import_module("tensorflow")
+    value = variable.value.numpy()
+    with tf.device(device):
+        variable._initialize(tf.convert_to_tensor(value))
+

@@ -23,6 +23,8 @@ PURE = [
     "tfdist.doctor.findings",
     "tfdist.doctor.probe",
     "tfdist.launch.plan",
+    "tfdist.planner.partition",
+    "tfdist.planner.schedule",
     "tfdist.ps.consistency",
     "tfdist.ps.layout",
     "tfdist.ps.pacing",

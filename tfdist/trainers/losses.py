@@ -43,6 +43,28 @@ class GlobalLoss:
         return tf.math.divide_no_nan(contribution, tf.cast(agreed, total.dtype))
 
 
+def of_part(call: Any, loss: Any, part: Any, y_true: Any, y_pred: Any, sample_weight: Any) -> tf.Tensor:
+    """A loss of a part of a batch, to be weighed by its part of the samples or, where `part` gets one, its divisor.
+
+    Args:
+        call: the loss' own `__call__`.
+        part: with `share` (of the samples), `divisor` and `losses` (how many were computed).
+    """
+    part.losses += 1
+    if not needs_divisor(loss.reduction, y_pred, sample_weight):
+        return call(y_true, y_pred, sample_weight)
+    if loss.reduction == "sum":  # of which a part will be taken
+        total = call(y_true, y_pred, sample_weight)
+        return total / tf.cast(part.share, total.dtype)
+    reduction, loss.reduction = loss.reduction, None
+    try:
+        values = call(y_true, y_pred, sample_weight)
+    finally:
+        loss.reduction = reduction
+    part.divisor = tf.stop_gradient(divisor(reduction, values, y_pred, sample_weight))
+    return tf.math.divide_no_nan(tf.reduce_sum(values), tf.cast(part.divisor, values.dtype))
+
+
 def needs_divisor(reduction: Any, y_pred: Any, sample_weight: Any) -> bool:
     """Whether a loss is divided by something else than the number of samples, or by nothing."""
     if reduction == "sum":

@@ -10,8 +10,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import tensorflow as tf
-
 from tfdist.ps.work import current
 from tfdist.trainers import losses
 
@@ -23,19 +21,7 @@ class ShareLoss:
         collected = current()
         if collected is None or collected.share is None:
             return super().__call__(y_true, y_pred, sample_weight)
-        collected.losses += 1
-        if not losses.needs_divisor(self.reduction, y_pred, sample_weight):
-            return super().__call__(y_true, y_pred, sample_weight)
-        if self.reduction == "sum":  # of which the chief will take a part
-            total = super().__call__(y_true, y_pred, sample_weight)
-            return total / tf.cast(collected.share, total.dtype)
-        reduction, self.reduction = self.reduction, None
-        try:
-            values = super().__call__(y_true, y_pred, sample_weight)
-        finally:
-            self.reduction = reduction
-        collected.divisor = tf.stop_gradient(losses.divisor(reduction, values, y_pred, sample_weight))
-        return tf.math.divide_no_nan(tf.reduce_sum(values), tf.cast(collected.divisor, values.dtype))
+        return losses.of_part(super().__call__, self, collected, y_true, y_pred, sample_weight)
 
 
 class ShareTracker:

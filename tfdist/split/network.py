@@ -1,0 +1,105 @@
+"""The operations of a Keras model in an order in which each comes after what it needs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tfdist import private
+from tfdist.planner.partition import Unit
+
+
+@dataclass(frozen=True, eq=False)
+class Operation:
+    """One call of a layer (or of a function of `keras.ops`) in the model.
+
+    Attributes:
+      name: of the layer.
+      layer: the layer, or the operation that no layer is.
+      takes: symbolic tensors, by id.
+      gives: likewise.
+      needs: positions of the operations it takes them from.
+    """
+
+    name: str
+    layer: Any
+    node: Any
+    takes: tuple[int, ...]
+    gives: tuple[int, ...]
+    needs: tuple[int, ...]
+
+    @property
+    def variables(self) -> list[Any]:
+        """Keras variables of the layer, those of layers inside it too."""
+        return list(self.layer.variables) if isinstance(self.layer, keras.layers.Layer) else []
+
+
+class Network:
+    """What a Sequential or functional model computes, operation by operation.
+
+    Args:
+      model: built.
+
+    Raises:
+      ValueError: it is neither, or was not built.
+    """
+
+    def __init__(self, model: keras.Model) -> None:
+        functional = private.functional_of(model)
+        if functional is None:
+            unbuilt = isinstance(model, keras.Sequential)
+            raise ValueError(
+                f"Model {model.name!r} is a {type(model).__name__} "
+                + (
+                    "that was not built, so its operations are not known yet. Give it a keras.Input as first layer."
+                    if unbuilt
+                    else "with a call() of its own: what happens in there can not be cut. Build it as a functional "
+                    "model, keras.Model(inputs, outputs), or train it with RingAllReduceStrategy."
+                )
+            )
+        self.functional = functional
+        self.inputs = [id(tensor) for tensor in functional.inputs]
+        self.outputs = [id(tensor) for tensor in functional.outputs]
+        self.operations: list[Operation] = []
+        self._symbols = {id(t): t for t in functional.inputs}
+        made: dict[int, int] = {}
+        for node in private.nodes_of(functional):
+            takes = tuple(dict.fromkeys(id(t) for t in node.input_tensors))
+            gives = tuple(id(t) for t in node.output_tensors)
+            needs = tuple(sorted({made[t] for t in takes if t in made}))
+            name = node.operation.name
+            self.operations.append(Operation(name, node.operation, node, takes, gives, needs))
+            self._symbols.update({id(t): t for t in node.output_tensors})
+            made.update(dict.fromkeys(gives, len(self.operations) - 1))
+
+    def units(self, batch: int, seconds: list[float] | None = None) -> list[Unit]:
+        """What the planner is to know of the operations, with micro-batches of `batch` samples.
+
+        A variable that several operations share counts at the first. Weights count four times: with their gradient
+        and two slots, as under Adam.
+        """
+        seen: set[int] = set()
+        units = []
+        for position, operation in enumerate(self.operations):
+            fresh = [v for v in operation.variables if id(v) not in seen]
+            seen.update(id(v) for v in fresh)
+            weights = sum(nbytes(v) * (4 if v.trainable else 1) for v in fresh)
+            out = sum(self._bytes(t, batch) for t in operation.gives)
+            time = seconds[position] if seconds is not None else float(weights)
+            units.append(Unit(operation.name, time, weights, out, operation.needs, out))
+        return units
+
+    def _bytes(self, tensor: int, batch: int) -> int:
+        symbol = self._symbols[tensor]
+        count = 1
+        for size in symbol.shape:
+            count *= batch if size is None else size
+        return count * tf.as_dtype(symbol.dtype).size
+
+
+def nbytes(variable: Any) -> int:
+    """Bytes of a Keras variable."""
+    return int(variable.value.shape.num_elements() * variable.value.dtype.size)

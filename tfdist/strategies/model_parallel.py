@@ -1,0 +1,179 @@
+"""One model over several devices: its layers cut into stages, batches into micro-batches."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from tfdist.planner import partition
+from tfdist.planner.schedule import live, order_of
+from tfdist.split import profile
+from tfdist.trainers import split as mixing
+from tfdist.trainers.models import check_backend
+
+MICROS_PER_WAIT = 4  # "auto": micro-batches for each stage after the first, so that a fifth of the time is waiting
+
+
+class ModelParallelStrategy(tf.distribute.OneDeviceStrategy):
+    """Model parallel training: each device holds and computes a stretch of the model's layers.
+
+    Weights, optimizer slots, forward and backward of a stage are on its device; a batch goes through in micro-batches,
+    so that stages work at the same time (`tfdist.planner.schedule`). The gradient is that of the unsplit model on the
+    whole batch. BatchNormalization normalizes each micro-batch by itself, as in any pipeline.
+
+    ```python
+    strategy = tfdist.ModelParallelStrategy(["/GPU:0", "/GPU:1"])
+    with strategy.scope():
+        model = strategy.distribute(build_model())
+        model.compile("adam", "sparse_categorical_crossentropy", metrics=["accuracy"])
+    model.fit(x, y, batch_size=64)
+    ```
+
+    Args:
+      devices: names of TensorFlow's devices, one stage each. A number: so many GPUs, or, where there are fewer, so
+        many logical CPUs, which share their threads: they show that it works, not how fast. None: all GPUs, or all
+        logical CPUs where there is no GPU.
+      balance: where to cut, so that the slowest stage is as fast as can be. "time": by the time of each operation,
+        measured on made-up input when the model is distributed; "parameters": by bytes of weights. Or a list: so many
+        operations to each stage. Or a mapping from names of layers to devices: a named layer and what follows it, up to
+        the next named one, on that device.
+      microbatches: of a batch; "auto": four for each stage after the first.
+      schedule: "1f1b", which keeps the activations of few micro-batches, or "gpipe".
+
+    Raises:
+      ValueError: unknown devices, fewer than two, or an argument of another form.
+    """
+
+    def __init__(
+        self,
+        devices: Sequence[str] | int | None = None,
+        *,
+        balance: str | Sequence[int] | dict[str, str] = "time",
+        microbatches: int | str = "auto",
+        schedule: str = "1f1b",
+    ) -> None:
+        check_backend()
+        self.devices = checked(devices)
+        if microbatches != "auto" and not (isinstance(microbatches, int) and microbatches > 0):
+            raise ValueError(f'microbatches is {microbatches!r}, expected a number of at least 1, or "auto".')
+        self.microbatches = MICROS_PER_WAIT * (len(self.devices) - 1) if microbatches == "auto" else int(microbatches)
+        self._live = live(order_of(schedule, len(self.devices), self.microbatches))
+        self.schedule, self.balance = schedule, balance
+        super().__init__(self.devices[0])
+
+    @property
+    def num_replicas_in_sync(self) -> int:
+        """One: there is one model."""
+        return 1
+
+    @contextlib.contextmanager
+    def scope(self) -> Iterator[ModelParallelStrategy]:
+        """Where models are built, as with every strategy. Nothing special happens."""
+        yield self
+
+    def experimental_distribute_dataset(self, dataset: Any, options: Any = None) -> Any:
+        """The dataset itself."""
+        return dataset
+
+    def distribute(self, model: Any) -> Any:
+        """Cuts a Sequential or functional model into stages; returns the same object, still of its own class.
+
+        Raises:
+          ValueError: a model with a `call` or `train_step` of its own, more devices than operations, or a balance that
+            does not fit it.
+        """
+        return mixing.distribute(model, self, self._plan, self.microbatches, self.schedule)
+
+    def _plan(self, network: Any) -> tuple[tuple[int, ...], list[str]]:
+        stages = len(self.devices)
+        measured = profile.seconds(network, self.devices[0]) if self.balance == "time" else None
+        units = network.units(1, measured)
+        if self.balance in ("time", "parameters"):
+            return partition.best_cut(units, stages, self._live).bounds, self.devices
+        if isinstance(self.balance, dict):
+            return self._named(units)
+        if isinstance(self.balance, str) or len(self.balance) != stages:
+            raise ValueError(
+                f'balance is {self.balance!r}, expected "time", "parameters", {stages} numbers of operations, or '
+                "a mapping from names of layers to devices."
+            )
+        cut = partition.describe(units, partition.bounds_of(self.balance), self._live)
+        return cut.bounds, self.devices
+
+    def _named(self, units: list[partition.Unit]) -> tuple[tuple[int, ...], list[str]]:
+        names = [unit.name for unit in units]
+        unknown = [name for name in self.balance if name not in names]
+        if unknown:
+            raise ValueError(f"balance names {', '.join(unknown)}, expected layers of the model: {', '.join(names)}.")
+        wanted = {name: checked_name(device, self.devices) for name, device in self.balance.items()}
+        bounds, devices, now = [0], [self.devices[0]], self.devices[0]
+        for position, name in enumerate(names):
+            device = wanted.get(name, now)
+            if position == 0:
+                devices = [device]
+            elif device != now:
+                bounds.append(position)
+                devices.append(device)
+            now = device
+        return (*bounds, len(names)), devices
+
+
+def checked(devices: Sequence[str] | int | None) -> list[str]:
+    """Full names of devices, all of which there are.
+
+    Raises:
+      ValueError: unknown ones, the same twice, or fewer than two.
+    """
+    if isinstance(devices, int):
+        devices = _so_many(devices)
+    there = [d.name for d in tf.config.list_logical_devices()]
+    if devices is None:
+        chosen = [n for n in there if ":GPU:" in n] or [n for n in there if ":CPU:" in n]
+    else:
+        chosen = [checked_name(name, there) for name in devices]
+    if len(set(chosen)) < max(2, len(chosen)):
+        raise ValueError(
+            f"model parallel training needs at least two different devices, got {', '.join(chosen) or 'none'}. There "
+            f"are {', '.join(there)}; tf.config.set_logical_device_configuration makes several of one."
+        )
+    return chosen
+
+
+def _so_many(count: int) -> list[str]:
+    """Names of GPUs, or of logical CPUs, which are made where TensorFlow has not started yet."""
+    if len(tf.config.list_physical_devices("GPU")) >= count:
+        return [f"/GPU:{i}" for i in range(count)]
+    cpu = tf.config.list_physical_devices("CPU")[0]
+    if len(tf.config.get_logical_device_configuration(cpu) or ()) < count:
+        try:
+            tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * count)
+        except RuntimeError as error:
+            raise ValueError(
+                f"devices={count}: there are fewer GPUs, and logical CPUs can only be made before TensorFlow computes "
+                "anything. Make the strategy first, ahead of data and models."
+            ) from error
+    return [f"/CPU:{i}" for i in range(count)]
+
+
+def checked_name(name: str, there: Sequence[str]) -> str:
+    """The full name of a device.
+
+    Raises:
+      ValueError: there is none, or several that it may mean.
+    """
+    try:
+        wanted = tf.DeviceSpec.from_string(name if name.startswith("/") else f"/{name}")
+        found = [n for n in there if _same(wanted, tf.DeviceSpec.from_string(n))]
+    except ValueError:
+        found = []
+    if len(found) != 1:
+        raise ValueError(f"device {name!r} is unknown, expected one of: {', '.join(there)}.")
+    return found[0]
+
+
+def _same(wanted: tf.DeviceSpec, there: tf.DeviceSpec) -> bool:
+    fields = ("job", "replica", "task", "device_type", "device_index")
+    return all(getattr(wanted, f) in (None, getattr(there, f)) for f in fields)

@@ -1,0 +1,83 @@
+"""Losses of micro-batches under "1f1b", where each has one of its own; see `split.pipeline`."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tfdist import private
+from tfdist.trainers import losses
+
+_here = threading.local()
+
+
+@dataclass
+class Part:
+    """The micro-batch whose loss is being traced.
+
+    Attributes:
+      share: its part of the batch's samples.
+      divisor: what the loss was divided by, where it is not the number of samples.
+      losses: how many were computed.
+    """
+
+    share: tf.Tensor
+    divisor: tf.Tensor | None = None
+    losses: int = 0
+
+
+class PartLoss:
+    """Mixed into each `keras.losses.Loss` of a model."""
+
+    def __call__(self, y_true, y_pred, sample_weight=None):
+        part = getattr(_here, "part", None)
+        if part is None:
+            return super().__call__(y_true, y_pred, sample_weight)
+        return losses.of_part(super().__call__, self, part, y_true, y_pred, sample_weight)
+
+
+class PartTracker:
+    """Mixed into the mean that Keras keeps for each of several outputs: a batch counts once."""
+
+    def update_state(self, values, sample_weight=None):
+        part = getattr(_here, "part", None)
+        if part is not None and sample_weight is None:
+            sample_weight = part.share
+        return super().update_state(values, sample_weight=sample_weight)
+
+
+def adopt(model: Any) -> None:
+    """Makes the losses of a model fit for micro-batches, those of `compile` once they are built."""
+    losses.adopt(model, PartLoss, PartTracker)
+
+
+def of_part(model: Any, x: Any, y: Any, y_pred: Any, sample_weight: Any, share: Any) -> tuple[tf.Tensor, Any]:
+    """The model's loss of a micro-batch, or (share None) of a batch, and what it was divided by if not by samples.
+
+    Raises:
+      ValueError: the model has several losses, one of them masked or weighted.
+    """
+    if share is None:
+        return _loss(model, x, y, y_pred, sample_weight), None
+    _here.part = part = Part(share)
+    try:
+        loss = _loss(model, x, y, y_pred, sample_weight)
+    finally:
+        _here.part = None
+    if part.divisor is not None and part.losses > 1:
+        raise ValueError(
+            f"Model {model.name!r} has {part.losses} losses, one of them divided by its valid or weighted positions: "
+            "micro-batches cannot be added up before all are there. Use schedule='gpipe', which takes one loss of the "
+            "whole batch."
+        )
+    return loss, part.divisor
+
+
+def _loss(model: Any, x: Any, y: Any, y_pred: Any, sample_weight: Any) -> tf.Tensor:
+    if private.compile_loss(model) is None and type(model).compute_loss is keras.Model.compute_loss:
+        return tf.zeros(())  # it trains on the losses of its layers alone
+    return model.compute_loss(x=x, y=y, y_pred=y_pred, sample_weight=sample_weight, training=True)
