@@ -17,6 +17,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist import private
+from tfdist.ps import keepalive
 from tfdist.ps.offers import Offers
 from tfdist.ps.task import Board, dismiss, listens
 from tfdist.ps.waiting import await_tasks, named, servers, silent, started, within
@@ -82,6 +83,7 @@ class Chief:
             )
         self.cluster, self.workers = cluster, len(cluster.workers)
         await_tasks(cluster, start)
+        keepalive.start(cluster)
         resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(
             tf.train.ClusterSpec(cluster.spec()), task_type="chief", task_id=0, rpc_layer="grpc"
         )

@@ -18,7 +18,7 @@ from typing import Any, NoReturn
 
 import tensorflow as tf
 
-from tfdist.ps import memory
+from tfdist.ps import keepalive, memory
 from tfdist.tf_config import Cluster, Task, from_env, need_chief
 
 LOOK = 0.5  # seconds between two looks at the chief
@@ -110,6 +110,7 @@ def serve() -> NoReturn:
 def serve_as(cluster: Cluster, task: Task) -> int:
     """Serves until the job's end; the exit code."""
     memory.keep()
+    keepalive.start(cluster)
     # TensorFlow makes as many threads as it sees cores. With one, a step waits for itself: it holds the thread that
     # the part of it that comes back from the ps would need.
     config = tf.compat.v1.ConfigProto(inter_op_parallelism_threads=max(THREADS, len(os.sched_getaffinity(0))))
