@@ -53,6 +53,8 @@ METHODS: dict[str, tuple[str, ...]] = {
         "_filter_empty_gradients",
         "_get_current_learning_rate",
         "_use_weight_decay",
+        "_var_key",
+        "_overwrite_model_variables_with_average_value",
     ),
     "keras.optimizers.LossScaleOptimizer": ("check_finite", "scale_loss"),
     "tensorflow.distribute.StrategyExtended": (
@@ -328,3 +330,10 @@ def place(variable: Any, device: str) -> None:
     with tf.device(device):
         variable._initialize(tf.convert_to_tensor(value))
 
+
+
+def reindex(optimizer: Any) -> None:
+    """Tells a built optimizer that its variables, which it knows by TensorFlow's, are kept by others now."""
+    if optimizer.built and hasattr(optimizer, "_trainable_variables_indices"):
+        known = optimizer._trainable_variables
+        optimizer._trainable_variables_indices = {optimizer._var_key(v): i for i, v in enumerate(known)}

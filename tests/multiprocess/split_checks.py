@@ -88,6 +88,11 @@ def batches_of_any_length_weights_and_optimizers():
         ({"batch_size": 16, "class_weight": {0: 1.0, 1: 3.0, 2: 0.5}}, {}),
         ({"batch_size": 16}, {"optimizer": lambda: keras.optimizers.SGD(0.1, momentum=0.9, global_clipnorm=0.1)}),
         ({"batch_size": 16}, {"optimizer": lambda: keras.optimizers.AdamW(0.01, use_ema=True)}),
+        (
+            {"batch_size": 16},
+            {"optimizer": lambda: keras.optimizers.SGD(0.1, use_ema=True, ema_overwrite_frequency=2)},
+        ),
+        ({"batch_size": 16}, {"optimizer": lambda: keras.optimizers.Adam(0.01, gradient_accumulation_steps=2)}),
         ({"batch_size": 16}, {"optimizer": lambda: keras.optimizers.LossScaleOptimizer(keras.optimizers.Adam(0.01))}),
     ]
     for schedule in ("1f1b", "gpipe"):
@@ -224,6 +229,59 @@ def files_are_plain_and_callbacks_work():
 
 
 @check
+def what_was_trained_before_goes_on():
+    """A model that was compiled and fitted, its slots with it, and its loss scale."""
+    for rule in (keras.optimizers.Adam, lambda r: keras.optimizers.LossScaleOptimizer(keras.optimizers.Adam(r))):
+        models = []
+        for distributed in (True, False):
+            keras.utils.set_random_seed(3)
+            split_models.random = np.random.default_rng(0)
+            model, x, y, loss = split_models.skip()
+            model.compile(rule(0.01), loss, jit_compile=False)
+            model.fit(x, y, batch_size=16, shuffle=False, verbose=0)
+            if distributed:
+                tfdist.ModelParallelStrategy(CPUS[:3], balance="parameters", microbatches=4).distribute(model)
+            model.fit(x, y, batch_size=16, shuffle=False, verbose=0)
+            models.append(model)
+        assert_same(*models)
+
+
+@check
+def images_in_batches_smaller_than_the_micro_batches():
+    """Kernels that take no empty batch; sizes known and unknown to the graph."""
+
+    def build():
+        layers = keras.layers
+        first = keras.Input((6, 6, 2))
+        a = layers.Conv2D(4, 3, activation="relu", padding="same")(first)
+        b = layers.MaxPooling2D()(layers.SeparableConv2D(4, 3, padding="same", activation="relu")(a))
+        out = layers.Dense(3)(layers.Flatten()(layers.Conv2D(4, 3, activation="relu")(b)))
+        x = np.random.default_rng(1).normal(size=(11, 6, 6, 2)).astype("float32")
+        return keras.Model(first, out), x, split_models.classes()[:11], split_models.SPARSE(from_logits=True)
+
+    for schedule in ("1f1b", "gpipe"):
+        for size in (8, 2):  # 8 and 3 samples in 4 micro-batches, or 2 at a time
+            split, plain, x, y = pair(build, CPUS[:2], microbatches=4, schedule=schedule, metrics=["accuracy"])
+            pipeline = tf.data.Dataset.from_tensor_slices((x, y)).batch(size, drop_remainder=size == 2)
+            logs = [m.fit(pipeline, epochs=2, verbose=0).history for m in (split, plain)]
+            assert_logs(*logs)
+            assert_same(split, plain)
+
+
+@check
+def what_would_train_wrongly_is_refused():
+    layers = keras.layers
+    split, _, x, y = pair(split_models.sequential, CPUS[:2], microbatches=2)
+    split.compile("sgd", keras.losses.SparseCategoricalCrossentropy(reduction=None))
+    refused(lambda: split.fit(x, y, verbose=0), "Give it a reduction")
+    split.pop()
+    refused(lambda: split.compile("sgd", "mse"), "got or lost layers")
+    strange = keras.Sequential([keras.Input((12,)), layers.SpectralNormalization(layers.Dense(4)), layers.Dense(3)])
+    tfdist.ModelParallelStrategy(CPUS[:2], microbatches=2).distribute(strange).compile("sgd", split_models.SPARSE(True))
+    refused(lambda: strange.fit(x, y, verbose=0), "not among its non-trainable ones")
+
+
+@check
 def a_number_of_devices_takes_what_is_there():
     assert [d[-5:] for d in tfdist.ModelParallelStrategy(3).devices] == ["CPU:0", "CPU:1", "CPU:2"]
     assert [d[-5:] for d in tfdist.ModelParallelStrategy().devices] == ["CPU:0", "CPU:1", "CPU:2", "CPU:3"]
@@ -277,8 +335,16 @@ def what_cannot_be_is_said():
     refused(lambda: make(CPUS, microbatches=0), "microbatches is 0")
     model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(4), keras.layers.Dense(4)])
     refused(lambda: make(CPUS).distribute(model), "2 operations cannot be cut into 4 stages")
-    refused(lambda: make(CPUS[:2], balance="luck").distribute(model), "balance is 'luck'")
-    refused(lambda: make(CPUS[:2], balance=[1, 2]).distribute(model), "from 0 to 2")
+    for bad in ("luck", None, 5, [1, 2, 3], ["a", "b"], {}, {"dense": 1}):
+        refused(lambda bad=bad: make(CPUS[:2], balance=bad), "balance is ")
+    refused(lambda: make(CPUS[:2], balance={"x": "CPU:3"}), "device 'CPU:3' is unknown")
+    alone = {model.layers[0].name: "CPU:1"}
+    refused(lambda: make(CPUS[:2], balance=alone).distribute(model), "puts all layers on")
+    for bad in (2.0, "CPU:0,CPU:1", [0, 1], 0, -1, ["/CPU:0", 1]):
+        refused(lambda bad=bad: make(bad), "devices is ")
+    for bad in (True, 1.5, "many"):
+        refused(lambda bad=bad: make(CPUS[:2], microbatches=bad), "microbatches is ")
+    refused(lambda: make(CPUS[:2], balance=[1, 2]).distribute(model), "add up to the model's 2")
     refused(lambda: make(CPUS[:2], balance={"nobody": "CPU:1"}).distribute(model), "balance names nobody")
 
     class Own(keras.Model):

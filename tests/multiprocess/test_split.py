@@ -17,7 +17,7 @@ ENV = {**os.environ, **QUIET, "PYTHONPATH": str(ROOT)}
 def test_checks(tmp_path):
     results = tmp_path / "results.json"
     command = [sys.executable, str(Path(__file__).with_name("split_checks.py")), str(results)]
-    done = subprocess.run(command, env=ENV, capture_output=True, text=True, timeout=280)
+    done = subprocess.run(command, env=ENV, capture_output=True, text=True, timeout=500)
     assert results.exists(), done.stderr[-5000:]
     found = json.loads(results.read_text())
     assert len(found) > 5

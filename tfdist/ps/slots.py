@@ -49,7 +49,7 @@ class Slots:
         if strange:
             raise ValueError(
                 f"{type(optimizer).__name__} keeps {', '.join(strange)} outside of lists with one element for each "
-                "variable, so a parameter server cannot tell whose they are. Keep slots in such lists, as Keras' own "
+                "variable, so tfdist cannot tell whose they are. Keep slots in such lists, as Keras' own "
                 "optimizers do."
             )
 

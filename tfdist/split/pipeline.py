@@ -37,12 +37,15 @@ class Micro:
 
     Attributes:
       share: its part of the batch's samples, a float32 scalar.
+      count: its samples; None where it has one at least. One of none computes on a row that counts for nothing, since
+        not every kernel takes no rows.
       tensors: on its way forwards, by symbol.
       gradients: on their way back, by symbol.
     """
 
     batch: tuple[Any, Any, Any]  # x, y, sample_weight
     share: tf.Tensor
+    count: Any
     tensors: Tensors
     gradients: dict[int, list[tf.Tensor]] = field(default_factory=dict)
 
@@ -134,12 +137,17 @@ class Pipeline:
         flat = private.standard_inputs(self.network.functional, batch[0])
         first = next(t for t in flat if t is not None)
         rows = tf.shape(first)[0] if first.shape[0] is None else first.shape[0]
+        full = first.shape[0] is not None and first.shape[0] >= self.micros
         micros = []
         for i in range(self.micros):
             low, high = rows * i // self.micros, rows * (i + 1) // self.micros
             share = tf.cast(high - low, tf.float32) / tf.cast(rows, tf.float32)
+            count = None if full else high - low
+            if not full:
+                low = tf.minimum(low, rows - 1)
+                high = tf.maximum(high, low + 1)
             tensors = dict(zip(self.network.inputs, _rows(flat, low, high), strict=True))
-            micros.append(Micro(_rows(batch, low, high), share, tensors))
+            micros.append(Micro(_rows(batch, low, high), share, count, tensors))
         return micros
 
     def _forward(self, stage: Stage, i: int, micro: Micro) -> list[tf.Tensor]:
@@ -158,6 +166,14 @@ class Pipeline:
             if added:
                 self._added.append(tf.add_n([tf.cast(a, tf.float32) for a in added]) * micro.share)
                 targets.append((None, self._added[-1]))
+        strange = scope.state_mapping.keys() - {id(v) for v in stage.state}
+        if strange:
+            layers = ", ".join(dict.fromkeys(o.name for o in stage.operations))
+            raise ValueError(
+                f"one of the layers {layers} writes, while it is trained, to {len(strange)} variables that are not "
+                "among its non-trainable ones, as stateful RNNs, SpectralNormalization and metrics inside of layers do. "
+                "Micro-batches cannot keep that in order: leave the layer out, or train without this strategy."
+            )
         micro.tensors.update(leaving)
         self._taped[stage.index, i] = Taped(tape, below, targets)
         for variable, start in starts:
@@ -173,6 +189,7 @@ class Pipeline:
         outputs = packed(self.network, [tensors[t] for t in self.network.outputs])
         loss, divisor = self._loss(x, y, outputs, weight, micro.share)
         if divisor is not None:
+            divisor *= tf.cast(micro.share > 0, divisor.dtype)
             self._divisors.append(divisor)
         self._losses.append(tf.cast(loss, tf.float32) * (micro.share if divisor is None else divisor))
         return self._losses[-1]
@@ -183,9 +200,10 @@ class Pipeline:
         with tf.GradientTape() as tape:
             parts = [[_kept(m.tensors[t]) for m in micros] for t in self.network.outputs]
             tape.watch([p for each in parts for p in each])
-            loss, _ = self._loss(x, y, packed(self.network, [_joined(each) for each in parts]), weight, None)
+            outputs = [_joined(each, micros) for each in parts]
+            loss, _ = self._loss(x, y, packed(self.network, outputs), weight, None)
         self._losses.append(tf.cast(loss, tf.float32))
-        found = tape.gradient(loss, parts, output_gradients=tf.cast(self._scale, loss.dtype))
+        found = tape.gradient(loss, parts, output_gradients=tf.ones_like(loss) * tf.cast(self._scale, loss.dtype))
         for symbol, each in zip(self.network.outputs, found, strict=True):
             for micro, gradient in zip(micros, each, strict=True):
                 if gradient is not None:
@@ -252,7 +270,7 @@ class Pipeline:
             self._gradients[id(variable)] = gradient if known is None else _sum(known, gradient)
 
     def _outputs(self, micros: list[Micro]) -> Any:
-        return packed(self.network, [_joined([m.tensors[t] for m in micros]) for t in self.network.outputs])
+        return packed(self.network, [_joined([m.tensors[t] for m in micros], micros) for t in self.network.outputs])
 
     def _written(self) -> list[tuple[Any, tf.Tensor]]:
         """State after the step, by variable."""
@@ -264,11 +282,7 @@ class Pipeline:
                     written.append((variable, entries[-1][1]))
                     continue
                 start = self._start[id(variable)]
-                # An empty micro-batch has no mean; its NaN must not count.
-                moves = [
-                    tf.where(share > 0, (value - start) * tf.cast(share, value.dtype), tf.zeros_like(value))
-                    for _, value, share in entries
-                ]
+                moves = [(value - start) * tf.cast(share, value.dtype) for _, value, share in entries]
                 written.append((variable, start + tf.add_n(moves)))
         return written
 
@@ -290,12 +304,16 @@ def _kept(value: tf.Tensor) -> tf.Tensor:
     return copy
 
 
-def _joined(parts: list[tf.Tensor]) -> tf.Tensor:
+def _joined(parts: list[tf.Tensor], micros: list[Micro]) -> tf.Tensor:
     """Micro-batches' tensors as the batch's, masks with them."""
-    whole = tf.concat(parts, axis=0)
+
+    def together(each: list[tf.Tensor]) -> tf.Tensor:
+        return tf.concat([t if m.count is None else t[: m.count] for t, m in zip(each, micros, strict=True)], axis=0)
+
+    whole = together(parts)
     masks = [private.mask_of(part) for part in parts]
     if masks[0] is not None:
-        private.set_mask(whole, tf.concat(masks, axis=0))
+        private.set_mask(whole, together(masks))
     return whole
 
 

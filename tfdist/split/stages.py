@@ -20,7 +20,6 @@ class Stage:
     Attributes:
       arrives: what it takes from stages before it, or from the model's inputs.
       leaves: what it gives to stages after it, or as the model's outputs.
-      variables: that its operations read.
     """
 
     def __init__(self, index: int, device: str, operations: Sequence[Operation], network: Network, last: bool) -> None:
@@ -32,7 +31,11 @@ class Stage:
         wanted = [t for o in self.operations for t in o.takes] + (network.outputs if last else [])
         self.arrives = list(dict.fromkeys(t for t in wanted if t not in made))
         self.leaves = [t for o in self.operations for t in o.gives if t in outside]
-        self.variables = list({id(v): v for o in self.operations for v in o.variables}.values())
+
+    @property
+    def variables(self) -> list[Any]:
+        """That its operations read."""
+        return list({id(v): v for o in self.operations for v in o.variables}.values())
 
     @property
     def trainable(self) -> list[Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import operator
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -57,11 +58,9 @@ class ModelParallelStrategy(tf.distribute.OneDeviceStrategy):
     ) -> None:
         check_backend()
         self.devices = checked(devices)
-        if microbatches != "auto" and not (isinstance(microbatches, int) and microbatches > 0):
-            raise ValueError(f'microbatches is {microbatches!r}, expected a number of at least 1, or "auto".')
-        self.microbatches = MICROS_PER_WAIT * (len(self.devices) - 1) if microbatches == "auto" else int(microbatches)
+        self.microbatches = _count(microbatches, MICROS_PER_WAIT * (len(self.devices) - 1))
         self._live = live(order_of(schedule, len(self.devices), self.microbatches))
-        self.schedule, self.balance = schedule, balance
+        self.schedule, self.balance = schedule, _form(balance, self.devices)
         super().__init__(self.devices[0])
 
     @property
@@ -95,20 +94,20 @@ class ModelParallelStrategy(tf.distribute.OneDeviceStrategy):
             return partition.best_cut(units, stages, self._live).bounds, self.devices
         if isinstance(self.balance, dict):
             return self._named(units)
-        if isinstance(self.balance, str) or len(self.balance) != stages:
+        if sum(self.balance) != len(units) or min(self.balance) < 1:
+            names = ", ".join(unit.name for unit in units)
             raise ValueError(
-                f'balance is {self.balance!r}, expected "time", "parameters", {stages} numbers of operations, or '
-                "a mapping from names of layers to devices."
+                f"balance is {self.balance}, expected {stages} numbers of at least 1 that add up to the model's "
+                f"{len(units)} operations: {names}."
             )
-        cut = partition.describe(units, partition.bounds_of(self.balance), self._live)
-        return cut.bounds, self.devices
+        return partition.bounds_of(self.balance), self.devices
 
     def _named(self, units: list[partition.Unit]) -> tuple[tuple[int, ...], list[str]]:
         names = [unit.name for unit in units]
         unknown = [name for name in self.balance if name not in names]
         if unknown:
             raise ValueError(f"balance names {', '.join(unknown)}, expected layers of the model: {', '.join(names)}.")
-        wanted = {name: checked_name(device, self.devices) for name, device in self.balance.items()}
+        wanted = self.balance
         bounds, devices, now = [0], [self.devices[0]], self.devices[0]
         for position, name in enumerate(names):
             device = wanted.get(name, now)
@@ -118,7 +117,39 @@ class ModelParallelStrategy(tf.distribute.OneDeviceStrategy):
                 bounds.append(position)
                 devices.append(device)
             now = device
+        if len(set(devices)) < 2:
+            raise ValueError(
+                f"balance {self.balance} puts all layers on {now}; name a layer for another device. The model's layers "
+                f"are {', '.join(names)}."
+            )
         return (*bounds, len(names)), devices
+
+
+def _count(microbatches: Any, auto: int) -> int:
+    if microbatches == "auto":
+        return auto
+    try:
+        count = 0 if isinstance(microbatches, bool) else operator.index(microbatches)
+    except TypeError:
+        count = 0
+    if count < 1:
+        raise ValueError(f'microbatches is {microbatches!r}, expected a number of at least 1, or "auto".')
+    return count
+
+
+def _form(balance: Any, devices: Sequence[str]) -> Any:
+    """A balance as a word, a list of numbers, or a mapping from names to full names of devices."""
+    if isinstance(balance, str) and balance in ("time", "parameters"):
+        return balance
+    if isinstance(balance, dict) and balance and all(isinstance(device, str) for device in balance.values()):
+        return {name: checked_name(device, devices) for name, device in balance.items()}
+    with contextlib.suppress(TypeError):
+        if not isinstance(balance, (str, dict)) and len(balance) == len(devices):
+            return [operator.index(count) for count in balance]
+    raise ValueError(
+        f'balance is {balance!r}, expected "time", "parameters", {len(devices)} numbers of operations (one for each '
+        "device), or a mapping from names of layers to devices."
+    )
 
 
 def checked(devices: Sequence[str] | int | None) -> list[str]:
@@ -127,8 +158,13 @@ def checked(devices: Sequence[str] | int | None) -> list[str]:
     Raises:
       ValueError: unknown ones, the same twice, or fewer than two.
     """
-    if isinstance(devices, int):
+    if isinstance(devices, int) and devices > 1:
         devices = _so_many(devices)
+    if isinstance(devices, (int, str, float)) or not all(isinstance(name, str) for name in devices or ()):
+        raise ValueError(
+            f"devices is {devices!r}, expected at least two different devices: a list of their names, such as "
+            '["/GPU:0", "/GPU:1"], or a number from 2 on.'
+        )
     there = [d.name for d in tf.config.list_logical_devices()]
     if devices is None:
         chosen = [n for n in there if ":GPU:" in n] or [n for n in there if ":CPU:" in n]

@@ -55,7 +55,7 @@ def of_part(call: Any, loss: Any, part: Any, y_true: Any, y_pred: Any, sample_we
         return call(y_true, y_pred, sample_weight)
     if loss.reduction == "sum":  # of which a part will be taken
         total = call(y_true, y_pred, sample_weight)
-        return total / tf.cast(part.share, total.dtype)
+        return tf.math.divide_no_nan(total, tf.cast(part.share, total.dtype))
     reduction, loss.reduction = loss.reduction, None
     try:
         values = call(y_true, y_pred, sample_weight)

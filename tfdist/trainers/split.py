@@ -97,6 +97,13 @@ class SplitOptimizer:
         with tf.device(_device(variable)):
             return super().update_step(gradient, variable, learning_rate)
 
+    def _overwrite_model_variables_with_average_value(self, trainable_variables: Any) -> None:
+        # Keras' own asks the optimizer's strategy, whose scope would be a second one within the model's.
+        for variable, average in zip(trainable_variables, self._model_variables_moving_average, strict=True):
+            if average is not None:
+                with tf.device(_device(variable)):
+                    variable.assign(average.value)
+
 
 def _device(variable: Any) -> str:
     """Keras hands its optimizers variables of its own at some places, and TensorFlow's at others."""
@@ -116,32 +123,61 @@ def distribute(model: Any, strategy: Any, plan: Any, micros: int, schedule: str)
             "RingAllReduceStrategy, or without one."
         )
     network = Network(model)
+    for optimizer in _optimizers(model):
+        _slots(optimizer, model)  # which raises before anything is changed
     bounds, devices = plan(network)
     stages = [
         Stage(i, device, network.operations[a:b], network, last=i == len(devices) - 1)
         for i, ((a, b), device) in enumerate(zip(itertools.pairwise(bounds), devices, strict=True))
     ]
-    placed: set[int] = set()
-    for stage in stages:
-        for variable in stage.variables:
-            if id(variable) not in placed:
-                placed.add(id(variable))
-                private.place(variable, stage.device)
     mix(model, strategy, SplitTrainer, Split(strategy, network, stages, micros, schedule), adopt, NO_XLA)
+    settle(model)
     return model
 
 
 def adopt(model: Any) -> None:
-    """Takes in what `compile` gave the model."""
+    """Takes in what `compile` gave the model.
+
+    Raises:
+      ValueError: its layers are others than they were.
+    """
     if not getattr(model, "compiled", False):
         return
-    optimizer = model.optimizer
-    if optimizer is not None and not has(optimizer, SplitOptimizer):
+    state = model.__dict__["_tfdist"]
+    if getattr(model, "_functional", state.network.functional) not in (state.network.functional, None):
+        raise ValueError(
+            f"Model {model.name!r} got or lost layers after it was distributed. Build it anew, and distribute it last."
+        )
+    for optimizer in _optimizers(model):
         swap(optimizer, SplitOptimizer)
-        if optimizer.built:
-            variables = model.trainable_variables
-            for variable, row in zip(variables, Slots(optimizer, len(variables)).rows, strict=True):
-                for slot in row.values():
-                    private.place(slot, variable.value.device)
+    settle(model)
     if model.jit_compile:
         model.jit_compile = False
+
+
+def settle(model: Any) -> None:
+    """Moves variables, and the slots that there are, to the device of the first stage that reads them."""
+    known: set[int] = set()
+    for stage in model.__dict__["_tfdist"].stages:
+        for variable in stage.variables:
+            if id(variable) not in known and variable.value.device != stage.device:
+                private.place(variable, stage.device)
+            known.add(id(variable))
+    for optimizer in _optimizers(model):
+        for variable, row in zip(model.trainable_variables, _slots(optimizer, model), strict=False):
+            for slot in row.values():
+                if slot.value.device != variable.value.device:
+                    private.place(slot, variable.value.device)
+        private.reindex(optimizer)
+
+
+def _optimizers(model: Any) -> list[Any]:
+    """The optimizer of `compile`, and the one inside it that scaling of the loss has."""
+    outer = model.optimizer if getattr(model, "compiled", False) else None
+    return [o for o in (outer, getattr(outer, "inner_optimizer", None)) if o is not None]
+
+
+def _slots(optimizer: Any, model: Any) -> list[dict[str, Any]]:
+    if not optimizer.built or hasattr(optimizer, "inner_optimizer"):
+        return []
+    return Slots(optimizer, len(model.trainable_variables)).rows

@@ -68,6 +68,11 @@ def of_part(model: Any, x: Any, y: Any, y_pred: Any, sample_weight: Any, share: 
         loss = _loss(model, x, y, y_pred, sample_weight)
     finally:
         _here.part = None
+    if loss.shape.rank != 0:
+        raise ValueError(
+            f"the loss of model {model.name!r} has shape {loss.shape}: how those of micro-batches add up is not known. "
+            "Give it a reduction, or use schedule='gpipe', which takes one loss of the whole batch."
+        )
     if part.divisor is not None and part.losses > 1:
         raise ValueError(
             f"Model {model.name!r} has {part.losses} losses, one of them divided by its valid or weighted positions: "
