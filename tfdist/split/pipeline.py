@@ -171,7 +171,7 @@ class Pipeline:
             layers = ", ".join(dict.fromkeys(o.name for o in stage.operations))
             raise ValueError(
                 f"one of the layers {layers} writes, while it is trained, to {len(strange)} variables that are not "
-                "among its non-trainable ones, as stateful RNNs, SpectralNormalization and metrics inside of layers do. "
+                "among its non-trainable ones, as stateful RNNs, SpectralNormalization and metrics inside layers do. "
                 "Micro-batches cannot keep that in order: leave the layer out, or train without this strategy."
             )
         micro.tensors.update(leaving)
