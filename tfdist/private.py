@@ -331,7 +331,6 @@ def place(variable: Any, device: str) -> None:
         variable._initialize(tf.convert_to_tensor(value))
 
 
-
 def reindex(optimizer: Any) -> None:
     """Tells a built optimizer that its variables, which it knows by TensorFlow's, are kept by others now."""
     if optimizer.built and hasattr(optimizer, "_trainable_variables_indices"):

@@ -272,6 +272,12 @@ def _check_addresses(places: Mapping[str, str]) -> None:
         raise _error(local[0], _is(places[local[0]]), expected, cure)
 
 
+def host_and_port(address: str) -> tuple[str, int]:
+    """Of an address that was checked, an IPv6 one without its brackets."""
+    host, _, port = address.rpartition(":")
+    return host.strip("[]"), int(port)
+
+
 def _endpoint(where: str, address: str) -> tuple[str, int]:
     """Host and port to compare; loopback hosts are one, as a server listens on all interfaces."""
     host, colon, port = address.rpartition(":")

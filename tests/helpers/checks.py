@@ -55,8 +55,15 @@ class Ring:
 class Checks(dict):
     """The checks of a module by name."""
 
-    def __init__(self, module: str, ranks: int = 2, env: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        module: str,
+        ranks: int = 2,
+        env: Mapping[str, str] | None = None,
+        prepare: Callable[[], None] = lambda: None,  # in each rank, before it uses TensorFlow
+    ) -> None:
         super().__init__()
+        self.prepare = prepare
         self.module, self.ranks = module, ranks
         # A check that fails on one rank must not keep the other for a minute.
         self.env = {"TFDIST_DEADLINE": "20", **(env or {})}
@@ -103,6 +110,7 @@ def run_all(module: str, names: list[str], path: str) -> dict[str, tuple[str, fl
     import tfdist
 
     checks = importlib.import_module(module).CHECKS
+    checks.prepare()
     strategy = tfdist.RingAllReduceStrategy(bucket_mb=0.001)
     told: dict[str, tuple[str, float]] = {}
     for name in names:

@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import tensorflow as tf
 
 from tfdist.comm.buckets import ALIGNMENT
+
+
+def nbytes(tensor: Any) -> int:
+    """Bytes of a tensor or `tf.Variable`; 0 where its shape is not known before it is run."""
+    return int((tensor.shape.num_elements() or 0) * tensor.dtype.size)
 
 
 def pack(tensors: Sequence[tf.Tensor]) -> tf.Tensor:

@@ -153,22 +153,18 @@ class GradientReducer:
     def _send(self, flat: tf.Tensor, name: str) -> tuple[tf.Tensor, int]:
         """The reduced vector, and the bytes of it on the wire."""
         if self.compression is None or flat.dtype != tf.float32:
-            return self.collective.all_reduce(flat, name, self.op), _nbytes(flat)
+            return self.collective.all_reduce(flat, name, self.op), fusion.nbytes(flat)
         wire, context = self.compression.compress(
             flat, self.collective.size, lambda x: self.collective.all_reduce(x, f"{name}.max", "max")
         )
         reduced = self.collective.all_reduce(wire, name, self.op)
-        return self.compression.decompress(reduced, context), _nbytes(wire)
+        return self.compression.decompress(reduced, context), fusion.nbytes(wire)
 
     def _agree(self, grads: Sequence[Gradient], rows: Sequence[Row], key: str) -> None:
         table = tuple((r.name, r.shape, _kind(g, r)) for g, r in zip(grads, rows, strict=True))
         if (key, table) not in self._agreed:
             agree(self.collective, table, f"gradients of {key!r}")
             self._agreed.add((key, table))
-
-
-def _nbytes(tensor: tf.Tensor) -> int:
-    return (tensor.shape.num_elements() or 0) * tensor.dtype.size
 
 
 def _row(grad: Gradient, name: str) -> Row:

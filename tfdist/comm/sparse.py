@@ -2,9 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import tensorflow as tf
 
 from tfdist.comm.collective import Collective
+
+
+def on_values(gradient: Any, change: Callable[[tf.Tensor], tf.Tensor]) -> Any:
+    """`change` done to a gradient, or to the rows there are of it."""
+    if isinstance(gradient, tf.IndexedSlices):
+        return tf.IndexedSlices(change(gradient.values), gradient.indices, gradient.dense_shape)
+    return change(gradient)
 
 
 def deduplicate(slices: tf.IndexedSlices) -> tf.IndexedSlices:

@@ -14,8 +14,8 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist import private
-from tfdist.data.share import Share
-from tfdist.data.shares import check_batch, has_ghosts
+from tfdist.data.share import Share, with_ghost
+from tfdist.data.shares import bounds, check_batch, has_ghosts
 
 
 class Arrays(NamedTuple):
@@ -59,13 +59,11 @@ def shares(
     def share(indices: Any) -> Share:
         indices = indices[0] if isinstance(indices, (tuple, list)) else indices
         total = tf.size(indices)
-        low, high = total * rank // size, total * (rank + 1) // size
+        low, high = bounds(total, rank, size)
         if not ghosts:
             return Share(take(indices[low:high]), high - low, total)
-        ghost = tf.equal(low, high)
-        first = tf.minimum(low, total - 1)
-        mine = indices[tf.where(ghost, first, low) : tf.where(ghost, first + 1, high)]
-        return Share(take(mine), high - low, total, ghost)
+        start, stop = with_ghost(low, high, total)
+        return Share(take(indices[start:stop]), high - low, total, tf.equal(low, high))
 
     dataset = order.map(share, num_parallel_calls=2)
     length = math.ceil(samples / batch)

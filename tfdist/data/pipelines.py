@@ -129,7 +129,7 @@ def plain_share(dataset: tf.data.Dataset, rank: int, size: int) -> tf.data.Datas
     def mine(*batch: Any) -> Any:
         data = _packed(batch)
         total = rows(data)
-        return cut_rows(data, total * rank // size, total * (rank + 1) // size)
+        return cut_rows(data, *bounds(total, rank, size))
 
     return dataset.map(mine, num_parallel_calls=2).prefetch(2)
 

@@ -6,6 +6,8 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
+from tfdist.data.shares import bounds
+
 
 class Share(NamedTuple):
     """One rank's part of one global batch.
@@ -58,15 +60,19 @@ def cut_rows(data: Any, low: Any, high: Any) -> Any:
     return tf.nest.map_structure(one, data)
 
 
+def with_ghost(low: Any, high: Any, total: Any) -> tuple[Any, Any]:
+    """The bounds of a share of `total` rows; of one row where it is empty."""
+    start = tf.minimum(low, total - 1)
+    return start, tf.maximum(high, start + 1)
+
+
 def cut(data: Any, rank: int, size: int, label: bool = False) -> Share:
     """This rank's share of the global batch `data`, with a ghost row where the share is empty."""
     total = rows(data)
-    low, high = total * rank // size, total * (rank + 1) // size
-    ghost = tf.equal(low, high)
-    first = tf.minimum(low, total - 1)
-    share = cut_rows(data, tf.where(ghost, first, low), tf.where(ghost, first + 1, high))
+    low, high = bounds(total, rank, size)
+    share = cut_rows(data, *with_ghost(low, high, total))
     mark = fingerprint(data) if label else ()
-    return Share(share, high - low, total, ghost, mark)
+    return Share(share, high - low, total, tf.equal(low, high), mark)
 
 
 def fingerprint(data: Any) -> tf.Tensor:

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 
 def bounds(n: int, rank: int, size: int) -> tuple[int, int]:
-    """Rows `[low, high)` of a batch of `n` rows that belong to `rank`."""
+    """Rows `[low, high)` of a batch of `n` rows that belong to `rank`; `n` may be a tensor as well."""
     return n * rank // size, n * (rank + 1) // size
 
 

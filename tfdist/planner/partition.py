@@ -136,12 +136,12 @@ def best_cut(
         least, _ = _paths_over(takes, np.maximum)
         raise ValueError(
             f"no cut into {stages} stages keeps within {memory:,.0f} bytes a device: the best one needs "
-            f"{least:,.0f}. Take more devices, smaller micro-batches, or recompute=True."
+            f"{least:,.0f}. Take more devices or smaller micro-batches."
         )
     # Of the cuts at that pace, the one with the fewest bytes over the cuts. The tolerance is that of sums in floats.
     quick = [ok & (costs.seconds <= pace * (1 + 1e-9)) for ok in allowed]
     _, bounds = _paths(costs.arriving, quick, np.add)
-    return describe(units, bounds, kept, bytes_per_second)
+    return _cut_at(costs, bounds, kept)
 
 
 def describe(
@@ -155,11 +155,13 @@ def describe(
     ends = tuple(int(b) for b in bounds)
     if ends[:1] != (0,) or ends[-1] != len(units) or any(a >= b for a, b in zip(ends, ends[1:], strict=False)):
         raise ValueError(f"bounds are {ends}, expected rising numbers from 0 to {len(units)}, the model's operations.")
-    kept = tuple(live) or (1,) * (len(ends) - 1)
-    costs = Costs(units, bytes_per_second)
-    spans = list(zip(ends, ends[1:], strict=False))
+    return _cut_at(Costs(units, bytes_per_second), ends, tuple(live) or (1,) * (len(ends) - 1))
+
+
+def _cut_at(costs: Costs, bounds: tuple[int, ...], kept: Sequence[int]) -> Cut:
+    spans = list(zip(bounds, bounds[1:], strict=False))
     return Cut(
-        ends,
+        bounds,
         tuple(float(costs.seconds[span]) for span in spans),
         tuple(int(costs.stage_bytes(each)[span]) for each, span in zip(kept, spans, strict=True)),
         tuple(int(costs.arriving[span]) for span in spans),

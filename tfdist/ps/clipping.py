@@ -10,7 +10,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfdist.comm import fusion
+from tfdist.comm import fusion, sparse
 from tfdist.ps.layout import Holding
 
 
@@ -50,10 +50,7 @@ def _mapped(parts: Sequence[Any], gradients: Sequence[Sequence[Any]], change: An
 
 
 def _changed(holding: Holding, gradient: Any, change: Any) -> Any:
-    if holding.deal:
-        values = change(holding, holding.pieces[0].variable, gradient.values)
-        return tf.IndexedSlices(values, gradient.indices, gradient.dense_shape)
-    if holding.alone:
-        return change(holding, holding.pieces[0].variable, gradient)
+    if holding.deal or holding.alone:
+        return sparse.on_values(gradient, lambda values: change(holding, holding.pieces[0].variable, values))
     pieces = fusion.unpack(gradient, [(p.stop - p.start,) for p in holding.pieces])
     return fusion.pack([change(holding, p.variable, v) for p, v in zip(holding.pieces, pieces, strict=True)])

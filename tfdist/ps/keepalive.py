@@ -17,7 +17,7 @@ import threading
 import time
 from collections.abc import Iterable
 
-from tfdist.tf_config import Cluster
+from tfdist.tf_config import Cluster, host_and_port
 
 IDLE, BETWEEN, TRIES = 10, 5, 4  # seconds, seconds, and how many: gone after 30 s without an answer
 UNDER_WAY = 30_000  # milliseconds in which what was sent has to be acknowledged
@@ -82,8 +82,7 @@ def _plain(end: tuple) -> Address:
 def _resolved(addresses: Iterable[str]) -> set[Address]:
     found: set[Address] = set()
     for address in addresses:
-        host, _, port = address.rpartition(":")
         with contextlib.suppress(OSError):
-            for *_, end in socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM):
+            for *_, end in socket.getaddrinfo(*host_and_port(address), type=socket.SOCK_STREAM):
                 found.add(_plain(end))
     return found

@@ -13,7 +13,7 @@ from tfdist.ps.layout import Holding, Piece
 
 def size_of(variable: Any) -> int:
     """Bytes of a Keras variable."""
-    return int(variable.value.shape.num_elements() * variable.value.dtype.size)
+    return fusion.nbytes(variable.value)
 
 
 def gathered(holding: Holding, variables: Sequence[Any]) -> tf.Tensor:

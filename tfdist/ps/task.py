@@ -19,7 +19,7 @@ from typing import Any, NoReturn
 import tensorflow as tf
 
 from tfdist.ps import keepalive, memory
-from tfdist.tf_config import Cluster, Task, from_env, need_chief
+from tfdist.tf_config import Cluster, Task, from_env, host_and_port, need_chief
 
 LOOK = 0.5  # seconds between two looks at the chief
 LOST = 10.0  # seconds without an answer of a chief that answered before, after which it counts as gone
@@ -74,9 +74,8 @@ class Board:
 
 def listens(address: str) -> bool:
     """Whether a connection to "host:port" is accepted."""
-    host, _, port = address.rpartition(":")
     try:
-        socket.create_connection((host.strip("[]"), int(port)), timeout=1.0).close()
+        socket.create_connection(host_and_port(address), timeout=1.0).close()
     except OSError:
         return False
     return True

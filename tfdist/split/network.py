@@ -9,6 +9,7 @@ import keras
 import tensorflow as tf
 
 from tfdist import private
+from tfdist.comm.fusion import nbytes
 from tfdist.planner.partition import Unit
 
 
@@ -86,7 +87,7 @@ class Network:
         for position, operation in enumerate(self.operations):
             fresh = [v for v in operation.variables if id(v) not in seen]
             seen.update(id(v) for v in fresh)
-            weights = sum(nbytes(v) * (4 if v.trainable else 1) for v in fresh)
+            weights = sum(nbytes(v.value) * (4 if v.trainable else 1) for v in fresh)
             out = sum(self._bytes(t, batch) for t in operation.gives)
             time = seconds[position] if seconds is not None else float(weights)
             units.append(Unit(operation.name, time, weights, out, operation.needs, out))
@@ -98,8 +99,3 @@ class Network:
         for size in symbol.shape:
             count *= batch if size is None else size
         return count * tf.as_dtype(symbol.dtype).size
-
-
-def nbytes(variable: Any) -> int:
-    """Bytes of a Keras variable."""
-    return int(variable.value.shape.num_elements() * variable.value.dtype.size)

@@ -22,13 +22,25 @@ import keras
 import tensorflow as tf
 
 from tfdist import private
+from tfdist.comm import sparse
+from tfdist.data.share import cut_rows, rows, with_ghost
+from tfdist.data.shares import bounds
 from tfdist.planner.schedule import Order, simulate
 from tfdist.split.network import Network
-from tfdist.split.stages import Stage, Tensors, packed
+from tfdist.split.stages import Stage, Tensors, copied, packed
 
 # (x, y, y_pred, sample_weight, share) -> a scalar loss of the model's `compile`, without the losses of layers, and what
 # it was divided by where that is not the number of samples, else None. `share` is None for the whole batch.
 Loss = Callable[[Any, Any, Any, Any, Any], tuple[tf.Tensor, Any]]
+
+
+@dataclass(frozen=True)
+class Taped:
+    """What a forward leaves for its backward."""
+
+    tape: tf.GradientTape
+    below: Tensors  # what it took from other stages
+    targets: list[tuple[int | None, tf.Tensor]]  # symbol (None: a loss), and the tensor to differentiate
 
 
 @dataclass
@@ -40,6 +52,7 @@ class Micro:
       count: its samples; None where it has one at least. One of none computes on a row that counts for nothing, since
         not every kernel takes no rows.
       tensors: on its way forwards, by symbol.
+      taped: what forwards have left for their backwards, by stage.
       gradients: on their way back, by symbol.
     """
 
@@ -47,16 +60,8 @@ class Micro:
     share: tf.Tensor
     count: Any
     tensors: Tensors
+    taped: dict[int, Taped] = field(default_factory=dict)
     gradients: dict[int, list[tf.Tensor]] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class Taped:
-    """What a forward leaves for its backward."""
-
-    tape: tf.GradientTape
-    below: Tensors  # what it took from other stages
-    targets: list[tuple[int | None, tf.Tensor]]  # symbol (None: a loss), and the tensor to differentiate
 
 
 @dataclass(frozen=True)
@@ -97,9 +102,8 @@ class Pipeline:
         self.network, self.stages, self.order = network, stages, order
         self.micros = sum(not step.backward for step in order[0])
         self._loss, self._joined, self._scale = loss, joined, scale
-        self._taped: dict[tuple[int, int], Taped] = {}
+        self._trainable = list({id(v): v for stage in stages for v in stage.trainable}.values())  # shared ones once
         self._gradients: dict[int, Any] = {}
-        self._divided: dict[int, Any] = {}
         self._losses: list[tf.Tensor] = []
         self._added: list[tf.Tensor] = []  # losses of layers
         self._divisors: list[tf.Tensor] = []
@@ -123,9 +127,9 @@ class Pipeline:
                 if timed.step.backward:
                     if self._joined and not self._losses:
                         self._join(batch, micros)
-                    made = self._backward(stage, timed.step.micro, micro)
+                    made = self._backward(stage, micro)
                 else:
-                    made = self._forward(stage, timed.step.micro, micro)
+                    made = self._forward(stage, micro)
             after[stage.index] = made or after[stage.index]
         self._divide()
         self._regularize()
@@ -136,21 +140,20 @@ class Pipeline:
     def _cut(self, batch: tuple[Any, Any, Any]) -> list[Micro]:
         flat = private.standard_inputs(self.network.functional, batch[0])
         first = next(t for t in flat if t is not None)
-        rows = tf.shape(first)[0] if first.shape[0] is None else first.shape[0]
-        full = first.shape[0] is not None and first.shape[0] >= self.micros
+        total = first.shape[0] or rows(first)
+        full = first.shape[0] is not None and total >= self.micros
         micros = []
         for i in range(self.micros):
-            low, high = rows * i // self.micros, rows * (i + 1) // self.micros
-            share = tf.cast(high - low, tf.float32) / tf.cast(rows, tf.float32)
+            low, high = bounds(total, i, self.micros)
+            share = tf.cast(high - low, tf.float32) / tf.cast(total, tf.float32)
             count = None if full else high - low
             if not full:
-                low = tf.minimum(low, rows - 1)
-                high = tf.maximum(high, low + 1)
-            tensors = dict(zip(self.network.inputs, _rows(flat, low, high), strict=True))
-            micros.append(Micro(_rows(batch, low, high), share, count, tensors))
+                low, high = with_ghost(low, high, total)
+            tensors = dict(zip(self.network.inputs, cut_rows(flat, low, high), strict=True))
+            micros.append(Micro(cut_rows(batch, low, high), share, count, tensors))
         return micros
 
-    def _forward(self, stage: Stage, i: int, micro: Micro) -> list[tf.Tensor]:
+    def _forward(self, stage: Stage, micro: Micro) -> list[tf.Tensor]:
         starts = [(v, (self._start if _averages(v) else self._now)[id(v)]) for v in stage.state]
         scope = keras.StatelessScope(state_mapping=starts, collect_losses=True)
         with tf.GradientTape() as tape:
@@ -175,7 +178,7 @@ class Pipeline:
                 "Micro-batches cannot keep that in order: leave the layer out, or train without this strategy."
             )
         micro.tensors.update(leaving)
-        self._taped[stage.index, i] = Taped(tape, below, targets)
+        micro.taped[stage.index] = Taped(tape, below, targets)
         for variable, start in starts:
             value = tf.convert_to_tensor(scope.get_current_value(variable))
             if value is not start:
@@ -198,7 +201,7 @@ class Pipeline:
         """The loss of all micro-batches together, and its gradient for each of them."""
         x, y, weight = batch
         with tf.GradientTape() as tape:
-            parts = [[_kept(m.tensors[t]) for m in micros] for t in self.network.outputs]
+            parts = [[copied(m.tensors[t]) for m in micros] for t in self.network.outputs]
             tape.watch([p for each in parts for p in each])
             outputs = [_joined(each, micros) for each in parts]
             loss, _ = self._loss(x, y, packed(self.network, outputs), weight, None)
@@ -209,8 +212,8 @@ class Pipeline:
                 if gradient is not None:
                     micro.gradients.setdefault(symbol, []).append(gradient)
 
-    def _backward(self, stage: Stage, i: int, micro: Micro) -> list[tf.Tensor]:
-        taped = self._taped.pop((stage.index, i))
+    def _backward(self, stage: Stage, micro: Micro) -> list[tf.Tensor]:
+        taped = micro.taped.pop(stage.index)
         targets, seeds = [], []
         for symbol, value in taped.targets:
             if symbol is None:
@@ -243,18 +246,19 @@ class Pipeline:
             )
         whole = tf.add_n(self._divisors)
         self._losses = [tf.math.divide_no_nan(loss, whole) for loss in self._losses]
-        for stage in self.stages:
-            for variable in stage.trainable:
-                gradient = self._gradients.pop(id(variable), None)
-                if gradient is not None:
-                    with tf.device(variable.value.device):
-                        self._divided[id(variable)] = _scaled(gradient, tf.math.reciprocal_no_nan(whole))
-        self._gradients = self._divided
+        part = tf.math.reciprocal_no_nan(whole)
+        for variable in self._trainable:
+            if id(variable) in self._gradients:
+                with tf.device(variable.value.device):
+                    self._gradients[id(variable)] = sparse.on_values(
+                        self._gradients[id(variable)], lambda values: values * tf.cast(part, values.dtype)
+                    )
 
     def _regularize(self) -> None:
         """The losses of weights themselves: once a step, each where its variable is."""
-        variables = {id(v): v for stage in self.stages for v in stage.trainable if v.regularizer is not None}
-        for variable in variables.values():
+        for variable in self._trainable:
+            if variable.regularizer is None:
+                continue
             with tf.device(variable.value.device):
                 with tf.GradientTape() as tape:
                     loss = variable.regularizer(variable)
@@ -292,18 +296,6 @@ def _averages(variable: Any) -> bool:
     return keras.backend.is_float_dtype(variable.dtype)
 
 
-def _rows(structure: Any, low: Any, high: Any) -> Any:
-    return keras.tree.map_structure(lambda t: None if t is None else t[low:high], structure)
-
-
-def _kept(value: tf.Tensor) -> tf.Tensor:
-    """A tensor of one's own to differentiate by, with its mask."""
-    copy = tf.identity(value)
-    if (mask := private.mask_of(value)) is not None:
-        private.set_mask(copy, mask)
-    return copy
-
-
 def _joined(parts: list[tf.Tensor], micros: list[Micro]) -> tf.Tensor:
     """Micro-batches' tensors as the batch's, masks with them."""
 
@@ -315,12 +307,6 @@ def _joined(parts: list[tf.Tensor], micros: list[Micro]) -> tf.Tensor:
     if masks[0] is not None:
         private.set_mask(whole, together(masks))
     return whole
-
-
-def _scaled(gradient: Any, factor: tf.Tensor) -> Any:
-    if isinstance(gradient, tf.IndexedSlices):
-        return tf.IndexedSlices(_scaled(gradient.values, factor), gradient.indices, gradient.dense_shape)
-    return gradient * tf.cast(factor, gradient.dtype)
 
 
 def _differentiable(value: Any) -> bool:

@@ -32,19 +32,19 @@ def seconds(network: Network, device: str, batch: int = UNKNOWN) -> list[float]:
         tensors = {id(t): _made_up(t, batch) for t in network.functional.inputs}
         for operation in network.operations:
             try:
-                times = [_once(operation, tensors) for _ in range(REPEATS + 1)]
-                given = private.call_node(operation.node, tensors, training=True)
+                times, given = zip(*(_once(operation, tensors) for _ in range(REPEATS + 1)), strict=True)
             except Exception as error:
                 raise ValueError(
                     f"layer {operation.name!r} could not be timed on made-up input of {batch} samples ({error}). "
                     'Use balance="parameters", or say how many operations each stage gets.'
                 ) from error
-            tensors.update(zip(operation.gives, given, strict=True))
+            tensors.update(zip(operation.gives, given[-1], strict=True))
             found.append(statistics.median(times[1:]))
     return found
 
 
-def _once(operation: Operation, tensors: dict[int, Any]) -> float:
+def _once(operation: Operation, tensors: dict[int, Any]) -> tuple[float, list[Any]]:
+    """Seconds of one run, and what the operation gave."""
     sources = [tensors[t] for t in operation.takes if tensors[t].dtype.is_floating]
     began = time.perf_counter()
     with tf.GradientTape() as tape:
@@ -56,7 +56,7 @@ def _once(operation: Operation, tensors: dict[int, Any]) -> float:
         _wait(gradient)
     for tensor in given:
         _wait(tensor)
-    return time.perf_counter() - began
+    return time.perf_counter() - began, given
 
 
 def _wait(tensor: Any) -> None:

@@ -50,7 +50,7 @@ class Stage:
     def brought(self, tensors: Tensors) -> Tensors:
         """Copies on the stage's device of what it takes, masks with them."""
         with tf.device(self.device):
-            return {t: _copy(tensors[t]) for t in self.arrives if t in tensors}
+            return {t: copied(tensors[t]) for t in self.arrives if t in tensors}
 
     def run(self, arrived: Tensors, training: bool) -> tuple[Tensors, list[Any]]:
         """Calls the operations one after the other.
@@ -82,7 +82,8 @@ def packed(network: Network, outputs: list[Any]) -> Any:
     return keras.tree.pack_sequence_as(private.output_structure(network.functional), outputs)
 
 
-def _copy(value: Any) -> Any:
+def copied(value: Any) -> Any:
+    """A tensor of one's own, with its mask: to have it on the present device, or to differentiate by it."""
     if value is None:
         return None
     copy = tf.nest.map_structure(tf.identity, value, expand_composites=True)

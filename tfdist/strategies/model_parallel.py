@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import operator
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -12,13 +12,14 @@ import tensorflow as tf
 from tfdist.planner import partition
 from tfdist.planner.schedule import live, order_of
 from tfdist.split import profile
+from tfdist.strategies.one_process import OneProcessStrategy
 from tfdist.trainers import split as mixing
 from tfdist.trainers.models import check_backend
 
 MICROS_PER_WAIT = 4  # "auto": micro-batches for each stage after the first, so that a fifth of the time is waiting
 
 
-class ModelParallelStrategy(tf.distribute.OneDeviceStrategy):
+class ModelParallelStrategy(OneProcessStrategy):
     """Model parallel training: each device holds and computes a stretch of the model's layers.
 
     Weights, optimizer slots, forward and backward of a stage are on its device; a batch goes through in micro-batches,
@@ -63,20 +64,6 @@ class ModelParallelStrategy(tf.distribute.OneDeviceStrategy):
         self.schedule, self.balance = schedule, _form(balance, self.devices)
         super().__init__(self.devices[0])
 
-    @property
-    def num_replicas_in_sync(self) -> int:
-        """One: there is one model."""
-        return 1
-
-    @contextlib.contextmanager
-    def scope(self) -> Iterator[ModelParallelStrategy]:
-        """Where models are built, as with every strategy. Nothing special happens."""
-        yield self
-
-    def experimental_distribute_dataset(self, dataset: Any, options: Any = None) -> Any:
-        """The dataset itself."""
-        return dataset
-
     def distribute(self, model: Any) -> Any:
         """Cuts a Sequential or functional model into stages; returns the same object, still of its own class.
 
@@ -90,7 +77,7 @@ class ModelParallelStrategy(tf.distribute.OneDeviceStrategy):
         stages = len(self.devices)
         measured = profile.seconds(network, self.devices[0]) if self.balance == "time" else None
         units = network.units(1, measured)
-        if self.balance in ("time", "parameters"):
+        if isinstance(self.balance, str):
             return partition.best_cut(units, stages, self._live).bounds, self.devices
         if isinstance(self.balance, dict):
             return self._named(units)
@@ -107,20 +94,16 @@ class ModelParallelStrategy(tf.distribute.OneDeviceStrategy):
         unknown = [name for name in self.balance if name not in names]
         if unknown:
             raise ValueError(f"balance names {', '.join(unknown)}, expected layers of the model: {', '.join(names)}.")
-        wanted = self.balance
-        bounds, devices, now = [0], [self.devices[0]], self.devices[0]
+        bounds, devices = [0], [self.balance.get(names[0], self.devices[0])]
         for position, name in enumerate(names):
-            device = wanted.get(name, now)
-            if position == 0:
-                devices = [device]
-            elif device != now:
+            device = self.balance.get(name, devices[-1])
+            if device != devices[-1]:
                 bounds.append(position)
                 devices.append(device)
-            now = device
         if len(set(devices)) < 2:
             raise ValueError(
-                f"balance {self.balance} puts all layers on {now}; name a layer for another device. The model's layers "
-                f"are {', '.join(names)}."
+                f"balance {self.balance} puts all layers on {devices[0]}; name a layer for another device. The model's "
+                f"layers are {', '.join(names)}."
             )
         return (*bounds, len(names)), devices
 

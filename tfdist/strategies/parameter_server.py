@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-import contextlib
 import itertools
-from collections.abc import Iterator
 from typing import Any
 
 import tensorflow as tf
 
-from tfdist.data.arrays import quiet
 from tfdist.ps.chief import RECOVER, START, Chief
 from tfdist.ps.consistency import Consistency, parse
 from tfdist.ps.task import serve_as
+from tfdist.strategies.one_process import OneProcessStrategy
 from tfdist.tf_config import Cluster, from_env, need_chief
 from tfdist.trainers import ps as mixing
 from tfdist.trainers.models import check_backend
 
 
-class ParameterServerStrategy(tf.distribute.OneDeviceStrategy):
+class ParameterServerStrategy(OneProcessStrategy):
     """Data parallel training with the parameters on ps tasks, asynchronous unless `consistency` says otherwise.
 
     One script for every task; `TF_CONFIG` (chief, worker, ps) tells a process its role. In a worker or ps task this
@@ -50,8 +48,6 @@ class ParameterServerStrategy(tf.distribute.OneDeviceStrategy):
         the number of workers, or Keras' backend is not TensorFlow.
       RuntimeError: tasks did not come up in time, or the process has such a strategy already.
     """
-
-    _tuned = True  # whether TensorFlow is to tune the pipelines that are made now
 
     def __new__(cls, **options: Any) -> ParameterServerStrategy:
         if cls is ParameterServerStrategy and options.get("cluster") is None:
@@ -87,30 +83,6 @@ class ParameterServerStrategy(tf.distribute.OneDeviceStrategy):
     def status(self) -> list[dict[str, Any]]:
         """Each worker and ps task now: see `tfdist.ps.chief.Chief.status`."""
         return self.chief.status()
-
-    @contextlib.contextmanager
-    def scope(self) -> Iterator[ParameterServerStrategy]:
-        """Where models are built, as with every strategy. Nothing special happens: the chief's model is a plain one.
-
-        A scope of TensorFlow's would draw to the chief what `fit` makes on the ps tasks.
-        """
-        yield self
-
-    def experimental_distribute_dataset(self, dataset: Any, options: Any = None) -> Any:
-        """The dataset itself: the chief reads it, and hands each batch to one worker."""
-        return dataset if self._tuned else quiet(dataset)
-
-    @contextlib.contextmanager
-    def reading(self, *given: Any) -> Iterator[None]:
-        """Surrounds what makes pipelines of what was given to `fit` and the like.
-
-        Keras' pipelines over arrays have nothing to tune; `quiet` says what tuning costs them.
-        """
-        before, self._tuned = self._tuned, any(isinstance(data, tf.data.Dataset) for data in given)
-        try:
-            yield
-        finally:
-            self._tuned = before
 
     def distribute_datasets_from_function(self, dataset_fn: Any, options: Any = None) -> Any:
         """The dataset of `dataset_fn(input_context)`: there is one pipeline, the chief's, and its batches are whole.

@@ -8,7 +8,7 @@ from typing import Any
 import keras
 
 from tfdist.trainers import weights
-from tfdist.trainers.models import given, mix, other_strategy
+from tfdist.trainers.models import given, mix
 from tfdist.trainers.ring import NO_XLA, RingTrainer, adopt
 from tfdist.trainers.swap import has
 from tfdist.trainers.switchboard import Switchboard, of
@@ -19,11 +19,9 @@ KERAS_STEP = re.compile(r"\bmake_(train|test|predict)_function\b")
 
 def distribute(model: Any, strategy: Any) -> Any:
     """See `RingAllReduceStrategy.distribute`."""
-    model = given(model, strategy)
-    if has(model, RingTrainer) and of(model).strategy is strategy:
+    model = given(model, strategy, RingTrainer)
+    if has(model, RingTrainer):
         return model
-    if "_tfdist" in model.__dict__:
-        raise other_strategy(model)
     board = Switchboard(model, strategy, f"model{next(strategy.extended.models)}")
     mix(model, strategy, RingTrainer, board, adopt, NO_XLA)
     return model

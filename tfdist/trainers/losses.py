@@ -43,26 +43,30 @@ class GlobalLoss:
         return tf.math.divide_no_nan(contribution, tf.cast(agreed, total.dtype))
 
 
-def of_part(call: Any, loss: Any, part: Any, y_true: Any, y_pred: Any, sample_weight: Any) -> tf.Tensor:
-    """A loss of a part of a batch, to be weighed by its part of the samples or, where `part` gets one, its divisor.
+class PartLoss:
+    """Mixed into a loss of a part of a batch, to be weighed by its part of the samples, or by a divisor if it has one.
 
-    Args:
-        call: the loss' own `__call__`.
-        part: with `share` (of the samples), `divisor` and `losses` (how many were computed).
+    `_tfdist_part` gives the part: with `share` (of the samples), `divisor` and `losses` (how many were computed); None
+    where there is none.
     """
-    part.losses += 1
-    if not needs_divisor(loss.reduction, y_pred, sample_weight):
-        return call(y_true, y_pred, sample_weight)
-    if loss.reduction == "sum":  # of which a part will be taken
-        total = call(y_true, y_pred, sample_weight)
-        return tf.math.divide_no_nan(total, tf.cast(part.share, total.dtype))
-    reduction, loss.reduction = loss.reduction, None
-    try:
-        values = call(y_true, y_pred, sample_weight)
-    finally:
-        loss.reduction = reduction
-    part.divisor = tf.stop_gradient(divisor(reduction, values, y_pred, sample_weight))
-    return tf.math.divide_no_nan(tf.reduce_sum(values), tf.cast(part.divisor, values.dtype))
+
+    def __call__(self, y_true, y_pred, sample_weight=None):
+        part = self._tfdist_part()
+        if part is None:
+            return super().__call__(y_true, y_pred, sample_weight)
+        part.losses += 1
+        if not needs_divisor(self.reduction, y_pred, sample_weight):
+            return super().__call__(y_true, y_pred, sample_weight)
+        if self.reduction == "sum":  # of which a part will be taken
+            total = super().__call__(y_true, y_pred, sample_weight)
+            return tf.math.divide_no_nan(total, tf.cast(part.share, total.dtype))
+        reduction, self.reduction = self.reduction, None
+        try:
+            values = super().__call__(y_true, y_pred, sample_weight)
+        finally:
+            self.reduction = reduction
+        part.divisor = tf.stop_gradient(divisor(reduction, values, y_pred, sample_weight))
+        return tf.math.divide_no_nan(tf.reduce_sum(values), tf.cast(part.divisor, values.dtype))
 
 
 def needs_divisor(reduction: Any, y_pred: Any, sample_weight: Any) -> bool:
@@ -91,18 +95,26 @@ def divisor(reduction: str, values: tf.Tensor, y_pred: Any, sample_weight: Any) 
     return valid * size / tf.cast(tf.size(mask), tf.float32)
 
 
-class OutputLossTracker:
+class Tracker:
     """Mixed into the mean that Keras keeps for each of several outputs.
 
-    Keras counts a batch of unknown size as one; so that the ranks' parts of it count as one together, each
-    counts its weight.
+    Keras counts a batch of unknown size as one; so that the parts of it count as one together, each counts its
+    weight: `_tfdist_weight`, None where there is none.
     """
 
     def update_state(self, values, sample_weight=None):
-        step = current()
-        if step is not None and sample_weight is None and step.reduce_op == "mean":
-            sample_weight = step.weight
+        if sample_weight is None:
+            sample_weight = self._tfdist_weight()
         return super().update_state(values, sample_weight=sample_weight)
+
+
+class OutputLossTracker(Tracker):
+    """Of a rank's part."""
+
+    @staticmethod
+    def _tfdist_weight() -> Any:
+        step = current()
+        return step.weight if step is not None and step.reduce_op == "mean" else None
 
 
 def adopt(model: keras.Model, loss_mixin: type = GlobalLoss, tracker_mixin: type = OutputLossTracker) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import keras
 
 from tfdist import private
-from tfdist.trainers.swap import swap
+from tfdist.trainers.swap import has, swap
 
 
 def check_backend() -> None:
@@ -20,12 +20,25 @@ def check_backend() -> None:
         )
 
 
-def given(model: Any, strategy: Any) -> keras.Model:
+def given(model: Any, strategy: Any, mixin: type) -> keras.Model:
     """The model that was passed to `strategy.distribute`, or that the function passed there builds in the scope.
 
+    It has `mixin` where the strategy has it already.
+
     Raises:
-        ValueError: it is something else, such as a tf_keras model.
+        ValueError: it is something else, such as a tf_keras model, or another strategy has it.
     """
+    found = _model(model, strategy)
+    state = found.__dict__.get("_tfdist")  # of an evaluator the strategy itself
+    if state is not None and not (has(found, mixin) and getattr(state, "strategy", state) is strategy):
+        raise ValueError(
+            f"Model {found.name!r} was distributed by another strategy. Build it anew, or load it from a file, "
+            "before this one."
+        )
+    return found
+
+
+def _model(model: Any, strategy: Any) -> keras.Model:
     if isinstance(model, keras.Model):
         return model
     if any(c.__module__.split(".")[0] == "tf_keras" for c in type(model).__mro__):
@@ -61,11 +74,3 @@ def mix(model: Any, strategy: Any, mixin: type, state: Any, adopt: Any, why_no_x
     if compiled:
         model.train_function = model.test_function = model.predict_function = None
         adopt(model)
-
-
-def other_strategy(model: Any) -> ValueError:
-    """The error of a model that another strategy has."""
-    return ValueError(
-        f"Model {model.name!r} was distributed by another strategy. Build it anew, or load it from a file, "
-        "before this one."
-    )

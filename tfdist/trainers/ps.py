@@ -15,7 +15,7 @@ from tfdist import private
 from tfdist.ps import slots
 from tfdist.trainers import feeding, ps_embedding, ps_losses
 from tfdist.trainers.arguments import arguments, refuse_jit
-from tfdist.trainers.models import given, mix, other_strategy
+from tfdist.trainers.models import given, mix
 from tfdist.trainers.ps_optimizer import PSOptimizer
 from tfdist.trainers.ps_session import Session
 from tfdist.trainers.swap import has, swap
@@ -110,11 +110,9 @@ NO_XLA = (
 
 def distribute(model: Any, strategy: Any) -> Any:
     """See `ParameterServerStrategy.distribute`."""
-    model = given(model, strategy)
-    if has(model, PSTrainer) and model.__dict__["_tfdist"].strategy is strategy:
+    model = given(model, strategy, PSTrainer)
+    if has(model, PSTrainer):
         return model
-    if "_tfdist" in model.__dict__:
-        raise other_strategy(model)
     mix(model, strategy, PSTrainer, Session(strategy, f"tfdist.model{next(strategy.models)}"), adopt, NO_XLA)
     return model
 

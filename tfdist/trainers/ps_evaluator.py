@@ -17,7 +17,7 @@ from tfdist.ps.evaluator import Receiver
 from tfdist.ps.task import leave
 from tfdist.trainers import tensorboard
 from tfdist.trainers.arguments import arguments
-from tfdist.trainers.models import given, other_strategy
+from tfdist.trainers.models import given
 from tfdist.trainers.swap import has, swap
 
 
@@ -41,9 +41,7 @@ class PSEvaluator:
 
 def distribute(model: Any, strategy: Any) -> Any:
     """As `ParameterServerStrategy.distribute`, in an evaluator."""
-    model = given(model, strategy)
-    if model.__dict__.get("_tfdist", strategy) is not strategy:
-        raise other_strategy(model)
+    model = given(model, strategy, PSEvaluator)
     if not has(model, PSEvaluator):
         model.__dict__["_tfdist"] = strategy
         swap(model, PSEvaluator)

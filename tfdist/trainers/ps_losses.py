@@ -14,24 +14,25 @@ from tfdist.ps.work import current
 from tfdist.trainers import losses
 
 
-class ShareLoss:
+def _share() -> Any:
+    """The step of a share that is being traced, or None."""
+    collected = current()
+    return collected if collected is not None and collected.share is not None else None
+
+
+class ShareLoss(losses.PartLoss):
     """Mixed into each `keras.losses.Loss` of a model."""
 
-    def __call__(self, y_true, y_pred, sample_weight=None):
-        collected = current()
-        if collected is None or collected.share is None:
-            return super().__call__(y_true, y_pred, sample_weight)
-        return losses.of_part(super().__call__, self, collected, y_true, y_pred, sample_weight)
+    _tfdist_part = staticmethod(_share)
 
 
-class ShareTracker:
+class ShareTracker(losses.Tracker):
     """Mixed into the mean that Keras keeps for each of several outputs: a batch counts once, whatever its shares."""
 
-    def update_state(self, values, sample_weight=None):
-        collected = current()
-        if collected is not None and collected.share is not None and sample_weight is None:
-            sample_weight = collected.share
-        return super().update_state(values, sample_weight=sample_weight)
+    @staticmethod
+    def _tfdist_weight() -> Any:
+        collected = _share()
+        return None if collected is None else collected.share
 
 
 def adopt(model: Any) -> None:

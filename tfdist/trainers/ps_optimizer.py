@@ -31,7 +31,7 @@ class PSOptimizer:
         variables = list(trainable_variables if trainable_variables is not None else self._trainable_variables)
         grads, variables = self._filter_empty_gradients(list(grads), variables)
         if self.loss_scale_factor is not None:
-            grads = [_divided(g, self.loss_scale_factor) for g in grads]
+            grads = [sparse.on_values(g, lambda values: values / self.loss_scale_factor) for g in grads]
         collected.variables = list(variables)
         if collected.share is not None:  # the joined batch's gradient is clipped, by the ps tasks together
             collected.gradients = grads
@@ -44,9 +44,3 @@ class PSOptimizer:
             for g, s in zip(clipped, slices, strict=True)
         ]
         return None
-
-
-def _divided(gradient: Any, factor: float) -> Any:
-    if isinstance(gradient, tf.IndexedSlices):
-        return tf.IndexedSlices(gradient.values / factor, gradient.indices, gradient.dense_shape)
-    return gradient / factor

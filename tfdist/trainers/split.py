@@ -7,9 +7,11 @@ import itertools
 from typing import Any
 
 import keras
+import numpy as np
 import tensorflow as tf
 
 from tfdist import private
+from tfdist.data.share import rows
 from tfdist.planner.schedule import order_of
 from tfdist.ps.slots import Slots
 from tfdist.split.network import Network
@@ -17,7 +19,7 @@ from tfdist.split.pipeline import Pipeline
 from tfdist.split.stages import Stage, forward
 from tfdist.trainers import split_losses
 from tfdist.trainers.arguments import refuse_jit
-from tfdist.trainers.models import given, mix, other_strategy
+from tfdist.trainers.models import given, mix
 from tfdist.trainers.swap import has, swap
 
 NO_XLA = "a step over several devices cannot be one XLA program. Leave it out or pass jit_compile=False."
@@ -66,6 +68,8 @@ class SplitTrainer:
     def train_step(self, data: Any) -> Any:
         state = self.__dict__["_tfdist"]
         split_losses.adopt(self)
+        # Outside of graphs Keras passes arrays on as they are.
+        data = keras.tree.map_structure(lambda t: tf.convert_to_tensor(t) if isinstance(t, np.ndarray) else t, data)
         x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
         order = order_of(state.schedule, len(state.stages), state.micros)
         joined = state.schedule == "gpipe"
@@ -77,7 +81,7 @@ class SplitTrainer:
             done = Pipeline(state.network, state.stages, order, loss, joined, scale).run((x, y, sample_weight))
         finally:
             state.tracing = False
-        private.track_loss(self, done.loss, tf.shape(next(t for t in keras.tree.flatten(x) if t is not None))[0])
+        private.track_loss(self, done.loss, rows(x))
         for variable, value in done.state:
             variable.assign(value)
         variables = self.trainable_variables
@@ -112,11 +116,9 @@ def _device(variable: Any) -> str:
 
 def distribute(model: Any, strategy: Any, plan: Any, micros: int, schedule: str) -> Any:
     """See `ModelParallelStrategy.distribute`. `plan` gives the stages' bounds and devices for a network."""
-    model = given(model, strategy)
-    if has(model, SplitTrainer) and model.__dict__["_tfdist"].strategy is strategy:
+    model = given(model, strategy, SplitTrainer)
+    if has(model, SplitTrainer):
         return model
-    if "_tfdist" in model.__dict__:
-        raise other_strategy(model)
     if type(model).train_step is not keras.Model.train_step:
         raise ValueError(
             f"Model {model.name!r} has a train_step of its own, which knows nothing of stages. Train it with "

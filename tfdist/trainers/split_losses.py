@@ -30,29 +30,28 @@ class Part:
     losses: int = 0
 
 
-class PartLoss:
+def _part() -> Part | None:
+    return getattr(_here, "part", None)
+
+
+class MicroLoss(losses.PartLoss):
     """Mixed into each `keras.losses.Loss` of a model."""
 
-    def __call__(self, y_true, y_pred, sample_weight=None):
-        part = getattr(_here, "part", None)
-        if part is None:
-            return super().__call__(y_true, y_pred, sample_weight)
-        return losses.of_part(super().__call__, self, part, y_true, y_pred, sample_weight)
+    _tfdist_part = staticmethod(_part)
 
 
-class PartTracker:
+class MicroTracker(losses.Tracker):
     """Mixed into the mean that Keras keeps for each of several outputs: a batch counts once."""
 
-    def update_state(self, values, sample_weight=None):
-        part = getattr(_here, "part", None)
-        if part is not None and sample_weight is None:
-            sample_weight = part.share
-        return super().update_state(values, sample_weight=sample_weight)
+    @staticmethod
+    def _tfdist_weight() -> Any:
+        part = _part()
+        return None if part is None else part.share
 
 
 def adopt(model: Any) -> None:
     """Makes the losses of a model fit for micro-batches, those of `compile` once they are built."""
-    losses.adopt(model, PartLoss, PartTracker)
+    losses.adopt(model, MicroLoss, MicroTracker)
 
 
 def of_part(model: Any, x: Any, y: Any, y_pred: Any, sample_weight: Any, share: Any) -> tuple[tf.Tensor, Any]:

@@ -11,6 +11,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfdist.comm import sparse
 from tfdist.comm.collective import Collective
 from tfdist.data.share import Share, rows
 
@@ -63,14 +64,10 @@ class Step:
     def weigh(self, gradients: list[Any]) -> list[Any]:
         """Gradients of a loss that was not weighted before, weighted afterwards."""
 
-        def one(g: Any) -> Any:
-            if g is None:
-                return None
-            if isinstance(g, tf.IndexedSlices):
-                return tf.IndexedSlices(g.values * tf.cast(self.weight, g.values.dtype), g.indices, g.dense_shape)
-            return g * tf.cast(self.weight, g.dtype)
+        def one(values: tf.Tensor) -> tf.Tensor:
+            return values * tf.cast(self.weight, values.dtype)
 
-        return [one(g) for g in gradients]
+        return [None if g is None else sparse.on_values(g, one) for g in gradients]
 
     def silenced(self, value: tf.Tensor) -> tf.Tensor:
         """`value`, or zeros where this rank is a ghost."""
