@@ -1,0 +1,70 @@
+"""Names of devices: those that are there, of which a model's stages get one each."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import tensorflow as tf
+
+
+def checked(devices: Sequence[str] | int | None) -> list[str]:
+    """Full names of devices, all of which there are.
+
+    Raises:
+      ValueError: unknown ones, the same twice, or fewer than two.
+    """
+    if isinstance(devices, int) and devices > 1:
+        devices = _so_many(devices)
+    if isinstance(devices, (int, str, float)) or not all(isinstance(name, str) for name in devices or ()):
+        raise ValueError(
+            f"devices is {devices!r}, expected at least two different devices: a list of their names, such as "
+            '["/GPU:0", "/GPU:1"], or a number from 2 on.'
+        )
+    there = [d.name for d in tf.config.list_logical_devices()]
+    if devices is None:
+        chosen = [n for n in there if ":GPU:" in n] or [n for n in there if ":CPU:" in n]
+    else:
+        chosen = [checked_name(name, there) for name in devices]
+    if len(set(chosen)) < max(2, len(chosen)):
+        raise ValueError(
+            f"model parallel training needs at least two different devices, got {', '.join(chosen) or 'none'}. There "
+            f"are {', '.join(there)}; tf.config.set_logical_device_configuration makes several of one."
+        )
+    return chosen
+
+
+def _so_many(count: int) -> list[str]:
+    """Names of GPUs, or of logical CPUs, which are made where TensorFlow has not started yet."""
+    if len(tf.config.list_physical_devices("GPU")) >= count:
+        return [f"/GPU:{i}" for i in range(count)]
+    cpu = tf.config.list_physical_devices("CPU")[0]
+    if len(tf.config.get_logical_device_configuration(cpu) or ()) < count:
+        try:
+            tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * count)
+        except RuntimeError as error:
+            raise ValueError(
+                f"devices={count}: there are fewer GPUs, and logical CPUs can only be made before TensorFlow computes "
+                "anything. Make the strategy first, ahead of data and models."
+            ) from error
+    return [f"/CPU:{i}" for i in range(count)]
+
+
+def checked_name(name: str, there: Sequence[str]) -> str:
+    """The full name of a device.
+
+    Raises:
+      ValueError: there is none, or several that it may mean.
+    """
+    try:
+        wanted = tf.DeviceSpec.from_string(name if name.startswith("/") else f"/{name}")
+        found = [n for n in there if _same(wanted, tf.DeviceSpec.from_string(n))]
+    except ValueError:
+        found = []
+    if len(found) != 1:
+        raise ValueError(f"device {name!r} is unknown, expected one of: {', '.join(there)}.")
+    return found[0]
+
+
+def _same(wanted: tf.DeviceSpec, there: tf.DeviceSpec) -> bool:
+    fields = ("job", "replica", "task", "device_type", "device_index")
+    return all(getattr(wanted, f) in (None, getattr(there, f)) for f in fields)
