@@ -7,14 +7,19 @@ import operator
 from collections.abc import Sequence
 from typing import Any
 
+from tfdist.cluster import World
 from tfdist.planner import partition
 from tfdist.planner.schedule import live, order_of
 from tfdist.split import profile
 from tfdist.split.devices import checked, checked_name
 from tfdist.strategies.one_process import OneProcessStrategy
+from tfdist.tasks.first import First, connected
+from tfdist.tasks.serving import serve_as
+from tfdist.tf_config import from_env, need_workers
 from tfdist.trainers import split as mixing
 from tfdist.trainers.models import check_backend
 
+START = 300.0  # seconds for all tasks of TF_CONFIG to come up
 MICROS_PER_WAIT = 4  # "auto": micro-batches for each stage after the first, so that a fifth of the time is waiting
 
 
@@ -33,10 +38,15 @@ class ModelParallelStrategy(OneProcessStrategy):
     model.fit(x, y, batch_size=64)
     ```
 
+    With a `TF_CONFIG` of workers (and a chief, if it likes) the devices are those of all tasks, which run the same
+    script. In worker/0, or the chief, this constructor waits for the others and what follows it runs; in the others it
+    serves until that is done and raises SystemExit.
+
     Args:
-      devices: names of TensorFlow's devices, one stage each. A number: so many GPUs, or, where there are fewer, so
-        many logical CPUs, which share their threads: they show that it works, not how fast. None: all GPUs, or all
-        logical CPUs where there is no GPU.
+      devices: names of TensorFlow's devices, one stage each; of other tasks as "/job:worker/task:1/GPU:0". A number: so
+        many GPUs, or, where there are fewer, so many logical CPUs, which share their threads: they show that it works,
+        not how fast; with TF_CONFIG the first so many of its devices. None: all GPUs, or where there is no GPU all
+        logical CPUs, with TF_CONFIG one CPU a task.
       balance: where to cut, so that the slowest stage is as fast as can be. "time": by the time of each operation,
         measured on made-up input when the model is distributed; "parameters": by bytes of weights. Or a list: so many
         operations to each stage. Or a mapping from names of layers to devices: a named layer and what follows it, up to
@@ -44,8 +54,13 @@ class ModelParallelStrategy(OneProcessStrategy):
       microbatches: of a batch; "auto": four for each stage after the first.
       schedule: "1f1b", which keeps the activations of few micro-batches, or "gpipe".
 
+      start_seconds: to wait for the other tasks of TF_CONFIG to come up.
+
     Raises:
-      ValueError: unknown devices, fewer than two, or an argument of another form.
+      SystemExit: in a task that is not the first, when the job is over.
+      ValueError: unknown devices, fewer than two, an argument of another form, or a wrong TF_CONFIG (the message names
+        the key).
+      RuntimeError: tasks did not come up in time, or the process belongs to another cluster already.
     """
 
     def __init__(
@@ -55,9 +70,11 @@ class ModelParallelStrategy(OneProcessStrategy):
         balance: str | Sequence[int] | dict[str, str] = "time",
         microbatches: int | str = "auto",
         schedule: str = "1f1b",
+        start_seconds: float = START,
     ) -> None:
         check_backend()
-        self.devices = checked(devices)
+        self.first = _first(start_seconds)
+        self.devices = checked(devices, len(self.first.cluster.tasks()) if self.first else 0)
         self.microbatches = _count(microbatches, MICROS_PER_WAIT * (len(self.devices) - 1))
         self._live = live(order_of(schedule, len(self.devices), self.microbatches))
         self.schedule, self.balance = schedule, _form(balance, self.devices)
@@ -70,7 +87,16 @@ class ModelParallelStrategy(OneProcessStrategy):
           ValueError: a model with a `call` or `train_step` of its own, more devices than operations, or a balance that
             does not fit it.
         """
-        return mixing.distribute(model, self, self._plan, self.microbatches, self.schedule)
+        with self.watching("distribute"):
+            return mixing.distribute(model, self, self._plan, self.microbatches, self.schedule)
+
+    def watching(self, what: str) -> contextlib.AbstractContextManager[None]:
+        """Surrounds what uses the devices, `what` in messages.
+
+        Raises:
+          RuntimeError: a task of TF_CONFIG has ended; it is named.
+        """
+        return self.first.watching(what) if self.first else contextlib.nullcontext()
 
     def _plan(self, network: Any) -> tuple[tuple[int, ...], list[str]]:
         stages = len(self.devices)
@@ -105,6 +131,21 @@ class ModelParallelStrategy(OneProcessStrategy):
                 f"layers are {', '.join(names)}."
             )
         return (*bounds, len(names)), devices
+
+
+def _first(start: float) -> First | None:
+    """This process as the first task of TF_CONFIG, None without one; other tasks serve and leave here.
+
+    A launcher's ranks come first, as in `auto_strategy`: they are this process' own, where TF_CONFIG may be inherited.
+    """
+    found = from_env() if World.from_env().size == 1 else None
+    if found is None:
+        return None
+    cluster, task = found
+    need_workers(cluster)
+    if task != cluster.first:
+        raise SystemExit(serve_as(cluster, task))
+    return connected(cluster, start)
 
 
 def _count(microbatches: Any, auto: int) -> int:

@@ -14,6 +14,7 @@ from tfdist import private
 from tfdist.data.share import rows
 from tfdist.planner.schedule import order_of
 from tfdist.ps.slots import Slots
+from tfdist.split.devices import check_home
 from tfdist.split.network import Network
 from tfdist.split.pipeline import Pipeline
 from tfdist.split.stages import Stage, forward
@@ -44,6 +45,22 @@ class Split:
 
 class SplitTrainer:
     """Mixed into a `keras.Model`; `self` stays the user's Sequential or functional model."""
+
+    def fit(self, *args: Any, **kwargs: Any) -> Any:
+        with self.__dict__["_tfdist"].strategy.watching("fit"):
+            return super().fit(*args, **kwargs)
+
+    def evaluate(self, *args: Any, **kwargs: Any) -> Any:
+        with self.__dict__["_tfdist"].strategy.watching("evaluate"):
+            return super().evaluate(*args, **kwargs)
+
+    def predict(self, *args: Any, **kwargs: Any) -> Any:
+        with self.__dict__["_tfdist"].strategy.watching("predict"):
+            return super().predict(*args, **kwargs)
+
+    def save(self, *args: Any, **kwargs: Any) -> Any:
+        with self.__dict__["_tfdist"].strategy.watching("save"):
+            return super().save(*args, **kwargs)
 
     def compile(self, *args: Any, **kwargs: Any) -> None:
         refuse_jit(super().compile, args, kwargs, NO_XLA)
@@ -125,6 +142,7 @@ def distribute(model: Any, strategy: Any, plan: Any, micros: int, schedule: str)
             "RingAllReduceStrategy, or without one."
         )
     network = Network(model)
+    check_home(model)
     for optimizer in _optimizers(model):
         _slots(optimizer, model)  # which raises before anything is changed
     bounds, devices = plan(network)
