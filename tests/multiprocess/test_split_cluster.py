@@ -194,7 +194,7 @@ def test_a_wrong_tf_config_is_said_at_once():
     worker, ps = ["127.0.0.1:1", "127.0.0.1:2"], ["127.0.0.1:3"]
     first = {"type": "worker", "index": 0}
     cases = [
-        ({"cluster": {"worker": worker, "ps": ps}, "task": first}, "cluster.ps has 1, expected none.*Remove cluster.ps"),
+        ({"cluster": {"worker": worker, "ps": ps}, "task": first}, "cluster.ps has 1, expected none.*use Para"),
         ({"cluster": {"worker": worker, "evaluator": ps}, "task": first}, "cluster.evaluator has 1, expected none"),
         ({"cluster": {"chief": ps}, "task": {"type": "chief", "index": 0}}, "cluster.worker is not given"),
         ({"cluster": {"worker": worker}, "task": {"type": "worker", "index": 2}}, "task.index is 2"),

@@ -23,6 +23,7 @@ class Board:
     """The first task's queues, as seen from any task of the cluster.
 
     Attributes:
+      address: of the first task.
       whom: the first task's name in messages.
     """
 
@@ -30,7 +31,7 @@ class Board:
         v1 = tf.compat.v1
         first = cluster.first
         self.whom = "the chief" if first.is_chief else first.name
-        self._address, self._session = cluster.address(first), None
+        self.address, self._session = cluster.address(first), None
         self._device = f"/job:{first.job}/task:{first.index}"
         self._config = v1.ConfigProto(device_filters=[self._device], operation_timeout_in_ms=5000)
         self._limit = v1.RunOptions(timeout_in_ms=5000)
@@ -62,9 +63,9 @@ class Board:
 
     def _run(self, what: Any, feed: Mapping[Any, Any] | None = None) -> Any:
         if self._session is None:
-            if not listens(self._address):  # a session waits for its server without end
-                raise tf.errors.UnavailableError(None, None, f"nobody listens at {self._address}")
-            self._session = tf.compat.v1.Session(f"grpc://{self._address}", graph=self._graph, config=self._config)
+            if not listens(self.address):  # a session waits for its server without end
+                raise tf.errors.UnavailableError(None, None, f"nobody listens at {self.address}")
+            self._session = tf.compat.v1.Session(f"grpc://{self.address}", graph=self._graph, config=self._config)
             kept.append(self._session)  # to close it would ask the server, which may be gone, and wait
         try:
             return self._session.run(what, feed, options=self._limit)

@@ -7,7 +7,6 @@ which the first waits before it leaves.
 from __future__ import annotations
 
 import atexit
-import contextlib
 import os
 import sys
 import time
@@ -16,7 +15,7 @@ from typing import NoReturn
 import tensorflow as tf
 
 from tfdist.tasks import keepalive, memory
-from tfdist.tasks.board import Board, kept
+from tfdist.tasks.board import Board, kept, listens
 from tfdist.tf_config import Cluster, Task, check_job, from_env
 
 LOOK = 0.5  # seconds between two looks at the first task
@@ -134,7 +133,5 @@ def watch(board: Board, task: Task) -> int:
 def _wait_for_the_end(board: Board, seconds: float = 8.0) -> None:
     """Until the first task has left: while it takes its state down TensorFlow calls the tasks and complains of each."""
     ends = time.monotonic() + seconds
-    with contextlib.suppress(tf.errors.OpError):
-        while time.monotonic() < ends:
-            board.sizes()
-            time.sleep(0.1)
+    while listens(board.address) and time.monotonic() < ends:
+        time.sleep(0.1)
