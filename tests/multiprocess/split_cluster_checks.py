@@ -79,7 +79,7 @@ def names_of_devices():
     make = tfdist.ModelParallelStrategy
     assert make(["/job:worker/task:1", "/job:worker/task:0/CPU:0"]).devices == [THERE, HERE]
     assert make(2).devices == [HERE, THERE]
-    assert make([HERE, THERE], balance={"x": "/job:worker/task:1/device:CPU:0"}).balance == {"x": THERE}
+    assert make([HERE, THERE], balance={"x": "/job:worker/task:1/device:CPU:0"}).wishes.balance == {"x": 1}
     known = f"expected one of: {HERE}, {THERE}."
     refused(lambda: make([HERE, "/job:worker/task:2/CPU:0"]), f"'/job:worker/task:2/CPU:0' is unknown, {known}")
     refused(lambda: make([HERE, "/job:ps/task:0/CPU:0"]), f"device '/job:ps/task:0/CPU:0' is unknown, {known}")
