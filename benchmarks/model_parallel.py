@@ -1,6 +1,6 @@
 """A model cut in two over two processes, a core each: `python benchmarks/model_parallel.py`. See benchmarks/README.md.
 
-The parts take turns within a run: one process, then two of tfdist, then PyTorch's, forwards and backwards. A turn gives
+The parts take turns within a run: one process, tfdist's two, PyTorch's, forwards and backwards. A turn gives
 the median step; a figure is the median over turns, a ratio the median of those within a turn.
 """
 
@@ -29,6 +29,7 @@ def teams(torch_python: str | None) -> dict[str, Team]:
     """Nothing is frozen: tfdist's other task would think the first gone. Those whose turn it is not only wait."""
     found = {
         "one process": Team("one process", "split keras", frozen=False),
+        "one core": Team("one core", "split alone", frozen=False),
         "tfdist": Team("tfdist", "split tfdist", pinned=False, frozen=False),
     }
     if torch_python:
@@ -44,8 +45,9 @@ def cases(micros: list[int], schedule: str, torch: bool) -> list[Case]:
     half = (len(EVEN) - 1) // 2
     chosen = [Case("one process", "even", EVEN, {})]
     chosen += [
-        Case("tfdist", f"even, m = {m}", EVEN, {"microbatches": m, "balance": [half, half], "schedule": schedule})
+        Case(team, f"even, m = {m}", EVEN, {"microbatches": m, "balance": [half, half], "schedule": schedule})
         for m in micros
+        for team in ("one core", "tfdist")
     ]
     if torch:
         chosen.append(Case("torch 1", "even", EVEN, {}))

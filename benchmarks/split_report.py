@@ -73,20 +73,22 @@ def write(
     turns: Turns, cuts: dict[tuple[str, str], Any], options: argparse.Namespace, about: dict[str, Any]
 ) -> None:
     """Prints the tables; writes JSON, and markdown beside it."""
-    heads = ["m", "ms", "ideal", "of the ideal", "processor ms, by process", "torch ms", "torch of its ideal"]
+    heads = ["m", "ms", "of the ideal", "one core ms", "of its ideal", "processor ms", "torch ms", "of its ideal"]
     rows = [[*heads, "others' cores"]]
-    fractions = {}
+    fractions, same = {}, {}
     alone, torch = turns["one process", "even"], turns.get(("torch 1", "even"))
     for m in options.micros:
         cut, peer = turns["tfdist", f"even, m = {m}"], turns.get(("torch 2", f"even, m = {m}"))
-        fractions[m] = of_ideal(alone, cut, m)
+        slowly = turns["one core", f"even, m = {m}"]
+        fractions[m], same[m] = of_ideal(alone, cut, m), of_ideal(slowly, cut, m)
         used = [median(each) * 1e3 for each in zip(*(turn.processor for turn in cut), strict=True)]
         rows.append(
             [
                 str(m),
                 _ms(cut),
-                f"{ideal(_middle(alone), m) * 1e3:.0f}",
                 report.against(fractions[m], OF_IDEAL if m == 8 else None),
+                _ms(slowly),
+                f"{same[m]:.2f}",
                 " + ".join(f"{value:.0f}" for value in used),
                 _ms(peer) if peer else "-",
                 f"{of_ideal(torch, peer, m):.2f}" if torch and peer else "-",
@@ -111,6 +113,7 @@ def write(
         ],
         {
             "of_ideal": fractions,
+            "of_ideal_of_one_core_with_micro_batches": same,
             "automatic_over_best": ratio,
             "turns": {f"{team}: {name}": [turn._asdict() for turn in got] for (team, name), got in turns.items()},
         },

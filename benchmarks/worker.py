@@ -24,6 +24,7 @@ VARIANTS = {
     "ps tf_keras": "benchmarks.peers.ps_tf_keras",
     "ps digits": "benchmarks.peers.ps_digits",
     "split keras": "benchmarks.peers.split_keras",
+    "split alone": "benchmarks.peers.split_alone",
     "split tfdist": "benchmarks.peers.split_tfdist",
     "split torch": "benchmarks.peers.split_torch",
 }

@@ -37,6 +37,7 @@ os.environ["TF_CONFIG"] = CLUSTER.tf_config(CLUSTER.first)
 import keras  # noqa: E402
 
 import tfdist  # noqa: E402
+from benchmarks.peers.split_alone import cut  # noqa: E402
 from benchmarks.peers.split_keras import SplitKeras  # noqa: E402
 
 
@@ -45,10 +46,8 @@ class SplitTfdist(SplitKeras):
         super().__init__()
         tfdist.ModelParallelStrategy()  # returns when the other task serves
 
-    def cut(self, model: keras.Model, batch: int, how: dict[str, Any]) -> tuple[keras.Model, Any]:
-        tfdist.ModelParallelStrategy(batch_size=batch, **how).distribute(model)
-        devices = [layer.kernel.value.device for layer in model.layers]
-        return model, devices.index(devices[-1])
+    def cut(self, model: keras.Model, batch: int, how: dict[str, Any]) -> tuple[keras.Model, int]:
+        return cut(model, None, batch, how)
 
     def processor(self) -> list[float]:
         other = psutil.Process(OTHER.pid).cpu_times()

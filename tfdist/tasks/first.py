@@ -12,7 +12,7 @@ from collections.abc import Iterator
 
 import tensorflow as tf
 
-from tfdist.tasks import keepalive
+from tfdist.tasks import keepalive, memory
 from tfdist.tasks.board import Board, dismiss
 from tfdist.tasks.serving import GONE, enough_threads, leave
 from tfdist.tasks.waiting import await_tasks, named, servers, silent
@@ -41,6 +41,7 @@ class First:
             )
         self.cluster, self._others = cluster, servers(cluster)
         await_tasks(cluster, start)
+        memory.keep()
         keepalive.start(cluster)
         with contextlib.suppress(RuntimeError):  # TensorFlow has started: then with the threads it has
             if not tf.config.threading.get_inter_op_parallelism_threads():
