@@ -37,13 +37,13 @@ def checked(devices: Sequence[str] | int | None, tasks: int = 0) -> list[str]:
 
 def check_home(model: Any) -> None:
     """ValueError if the model is of a time before TensorFlow joined a cluster, which gave all devices new names."""
-    there = {d.name for d in tf.config.list_logical_devices()}
-    lost = [v.path for v in model.variables if v.value.device not in there]
-    if lost:
-        raise ValueError(
-            f"Model {model.name!r} was built before the strategy joined the cluster of TF_CONFIG: {lost[0]} is on a "
-            "device that is no more. Make the strategy first, ahead of data and models."
-        )
+    there = [tf.DeviceSpec.from_string(d.name) for d in tf.config.list_logical_devices()]
+    for home in {v.value.device for v in model.variables}:
+        if not any(_same(one, tf.DeviceSpec.from_string(home)) for one in there):
+            raise ValueError(
+                f"Model {model.name!r} was built before the strategy joined the cluster of TF_CONFIG: it is on {home}, "
+                "which is no more. Make the strategy first, ahead of data and models."
+            )
 
 
 def _all(tasks: int) -> list[str]:
