@@ -15,6 +15,7 @@ from tfdist.planner.layout import Layout, layout_of
 from tfdist.planner.plan import Plan
 from tfdist.planner.schedule import order_of
 from tfdist.ps.slots import Slots
+from tfdist.split.devices import check_home
 from tfdist.split.network import Network
 from tfdist.split.pipeline import Pipeline
 from tfdist.split.planning import Wishes, plan
@@ -49,6 +50,22 @@ class Split:
 
 class SplitTrainer:
     """Mixed into a `keras.Model`; `self` stays the user's Sequential or functional model."""
+
+    def fit(self, *args: Any, **kwargs: Any) -> Any:
+        with self.__dict__["_tfdist"].strategy.watching("fit"):
+            return super().fit(*args, **kwargs)
+
+    def evaluate(self, *args: Any, **kwargs: Any) -> Any:
+        with self.__dict__["_tfdist"].strategy.watching("evaluate"):
+            return super().evaluate(*args, **kwargs)
+
+    def predict(self, *args: Any, **kwargs: Any) -> Any:
+        with self.__dict__["_tfdist"].strategy.watching("predict"):
+            return super().predict(*args, **kwargs)
+
+    def save(self, *args: Any, **kwargs: Any) -> Any:
+        with self.__dict__["_tfdist"].strategy.watching("save"):
+            return super().save(*args, **kwargs)
 
     def compile(self, *args: Any, **kwargs: Any) -> None:
         refuse_jit(super().compile, args, kwargs, NO_XLA)
@@ -139,6 +156,7 @@ def distribute(model: Any, strategy: Any, wishes: Wishes) -> Any:
             "RingAllReduceStrategy, or without one."
         )
     network = Network(model)
+    check_home(model)
     for optimizer in _optimizers(model):
         _slots(optimizer, model)  # which raises before anything is changed
     found = plan(network, wishes)
