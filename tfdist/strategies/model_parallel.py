@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from tfdist.planner.outlook import Report
 from tfdist.planner.plan import Plan
 from tfdist.split import planning
 from tfdist.split.devices import checked
 from tfdist.split.network import Network
 from tfdist.strategies.one_process import OneProcessStrategy
 from tfdist.trainers import split as mixing
+from tfdist.trainers import split_report as reporting
 from tfdist.trainers.models import check_backend
 
 
@@ -81,6 +83,24 @@ class ModelParallelStrategy(OneProcessStrategy):
           ValueError: as `distribute`.
         """
         return mixing.plan_of(model) or planning.plan(Network(model), self.wishes)
+
+    def report(self, model: Any, batch_size: int | None = None) -> Report:
+        """What the plan in use, or the one that `distribute` would make, brings; `print` it.
+
+        For each stage its operations, parameters, bytes, seconds and what arrives over cuts; the step, samples/s and
+        bubble that follow, and those that were measured in the last `fit`; and what data parallelism on the same
+        devices would bring. `report.timeline("step.png")` draws a step. Operations are timed where that has not been
+        done yet; the model stays as it is.
+
+        Args:
+          model: distributed, or not yet.
+          batch_size: samples of a batch; None: as the strategy was told, else that of the last `fit`, else 32 a
+            micro-batch.
+
+        Raises:
+          ValueError: as `distribute`.
+        """
+        return reporting.report(model, self.wishes, planning.checked_batch(batch_size))
 
     def distribute(self, model: Any) -> Any:
         """Cuts a Sequential or functional model into stages; returns the same object, still of its own class.
