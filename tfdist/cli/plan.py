@@ -24,29 +24,17 @@ HDF5 = b"\x89HDF\r\n\x1a\n"
 BEGINNINGS = {".keras": b"PK", ".h5": HDF5, ".hdf5": HDF5}  # of files, by how their names end
 
 
-class Bytes(click.ParamType):
-    """A number of bytes, such as 8GB."""
-
-    name = "bytes"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """A float; the usage error names the units."""
-        try:
-            return value if isinstance(value, float) else read_bytes(value)
-        except ValueError as error:
-            self.fail(str(error), param, ctx)
+def _bytes(_ctx: click.Context, _param: click.Parameter, value: str | None) -> float | None:
+    try:
+        return None if value is None else read_bytes(value)
+    except ValueError as error:
+        raise click.BadParameter(str(error)) from None
 
 
-class Microbatches(click.ParamType):
-    """A number of at least 1, or "auto"."""
-
-    name = "number"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """An int, or "auto"."""
-        if value == "auto":
-            return value
-        return click.IntRange(min=1).convert(value, param, ctx)
+def _number(_ctx: click.Context, _param: click.Parameter, value: str) -> int | str:
+    if value == "auto" or (value.isdecimal() and int(value) > 0):
+        return value if value == "auto" else int(value)
+    raise click.BadParameter(f'{value!r} is neither a number of at least 1 nor "auto".')
 
 
 @click.command("plan")
@@ -69,7 +57,8 @@ class Microbatches(click.ParamType):
 )
 @click.option(
     "--microbatches",
-    type=Microbatches(),
+    metavar="NUMBER",
+    callback=_number,
     default="auto",
     help="Of a batch.  [default: auto, four for each stage after the first]",
 )
@@ -83,10 +72,13 @@ class Microbatches(click.ParamType):
 @click.option(
     "--recompute", is_flag=True, help="Compute forwards again rather than keep activations."
 )
-@click.option("--memory", type=Bytes(), help="What a device may take, such as 8GB.")
+@click.option(
+    "--memory", metavar="BYTES", callback=_bytes, help="What a device may take, such as 8GB."
+)
 @click.option(
     "--bandwidth",
-    type=Bytes(),
+    metavar="BYTES",
+    callback=_bytes,
     help="Bytes a second between devices, each way, such as 12GB.  [default: that of a copy here]",
 )
 @click.option(

@@ -56,13 +56,13 @@ def read_bytes(text: str) -> float:
     match = re.fullmatch(r"\s*([0-9][0-9_,.]*(?:e[+]?[0-9]+)?)\s*([a-z]*)\s*", text, re.IGNORECASE)
     unit = match[2].lower() or "b" if match else ""
     try:
-        number = float(match[1].replace(",", "").replace("_", "")) if match else 0.0
+        number = float(match[1].replace(",", "")) if match else 0.0
     except ValueError:
         number = 0.0
     if unit not in _FACTORS or number <= 0:
         units = ", ".join(BYTES)
         raise ValueError(f"{text!r} is no number of bytes; expected one above 0, with or without one of {units}, GiB.")
-    return number * _FACTORS[unit]
+    return number * float(_FACTORS[unit])
 
 
 def _told(count: float, units: tuple[str, ...], decimals: int) -> str:

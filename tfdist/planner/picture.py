@@ -70,7 +70,8 @@ def title(report: Report) -> tuple[str, str]:
     """What the picture shows, and the figures."""
     setting = report.setting
     micros = f"{setting.microbatches} micro-batch{'es' if setting.microbatches != 1 else ''}"
-    what = f"{report.model}: {setting.schedule}, {len(report.stages)} stages on {len(setting.devices)} devices, {micros}"
+    stages = f"{len(report.stages)} stages on {len(setting.devices)} devices"
+    what = f"{report.model}: {setting.schedule}, {stages}, {micros}"
     figures = (
         f"step {told_seconds(report.seconds)}, bubble {report.bubble:.0%}, {told_rate(report.samples_per_s)} samples/s "
         "(predicted)"
@@ -170,8 +171,6 @@ def _frame(figure: Any, axes: Any, report: Report, factor: float, unit: str) -> 
     kinds = [("forward", FORWARD[0]), ("backward", BACKWARD[0]), ("idle", IDLE)]
     if any(stage.again for stage in report.stages):
         kinds.insert(1, ("forward again", FORWARD[1]))
-    handles = [
-        Patch(facecolor=colour, label=name, edgecolor="white", hatch=HATCH if name == "forward again" else "", linewidth=0)
-        for name, colour in kinds
-    ]
+    style: dict[str, Any] = {"edgecolor": "white", "linewidth": 0}
+    handles = [Patch(facecolor=c, label=name, hatch=HATCH * (c == FORWARD[1]), **style) for name, c in kinds]
     figure.legend(handles=handles, loc="outside lower right", ncols=len(kinds), frameon=False, fontsize=9)

@@ -70,9 +70,11 @@ def _empty() -> Line:
 
 
 def _shortened(name: str, width: int) -> str:
+    """Without its middle: names in a row often differ at their ends."""
     if len(name) <= width:
         return name
-    return name[: max(width - 2, 1)] + ".."
+    end = (width - 2) // 2
+    return f"{name[: max(width - 2 - end, 1)]}..{name[len(name) - end :] if end > 0 else ''}"
 
 
 def _wrapped(text: str, width: int, style: str = PLAIN, indent: int = 0) -> list[Line]:
@@ -83,10 +85,11 @@ def _wrapped(text: str, width: int, style: str = PLAIN, indent: int = 0) -> list
 def _title(report: Report, width: int) -> list[Line]:
     setting = report.setting
     micro = f"{setting.microbatches} micro-batch" + ("es" if setting.microbatches != 1 else "")
+    most = "" if setting.microbatches * setting.samples == setting.batch else "at most "
     again = ", forwards again before backwards" if any(stage.again for stage in report.stages) else ""
     text = (
         f"{report.model}: {len(report.stages)} stages on {len(setting.devices)} devices, {setting.schedule}{again}; a "
-        f"batch of {setting.batch:,} samples in {micro} of {setting.samples:,}"
+        f"batch of {setting.batch:,} samples in {micro} of {most}{setting.samples:,}"
     )
     return _wrapped(text, width, HEAD)
 
@@ -176,7 +179,6 @@ def _how(report: Report, width: int) -> list[Line]:
     sources = dict(setting.sources)
     if "bandwidth" in sources:
         speed += f", {sources.pop('bandwidth')}"
-    share = f"{setting.batch:,} / {count} / {setting.samples:,}"
     formulas = [
         ("bandwidth B", speed),
         ("step", "the schedule, simulated with these forwards, backwards and bytes / B; without loss and optimizer"),
@@ -185,8 +187,9 @@ def _how(report: Report, width: int) -> list[Line]:
         ("memory", "weights + gradients + slots + activations kept (micro-batches x outputs of the operations)"),
         (
             "data parallel",
-            f"step = {share} x sum of forwards and backwards + 2 ({count} - 1) / {count} x gradients / B = "
-            f"{told_seconds(other.compute)} + {told_seconds(other.reduce)}, nothing hidden behind the backward pass",
+            f"step = {setting.microbatches} / {count} x sum of forwards and backwards + 2 ({count} - 1) / {count} x "
+            f"gradients / B = {told_seconds(other.compute)} + {told_seconds(other.reduce)}, nothing "
+            "hidden behind the backward pass",
         ),
     ]
     if report.measured is not None:

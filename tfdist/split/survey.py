@@ -8,8 +8,9 @@ import tensorflow as tf
 
 from tfdist.comm.fusion import nbytes
 from tfdist.planner.amounts import told_bytes
-from tfdist.planner.outlook import Held, Measured, Report, Setting, outlook
+from tfdist.planner.outlook import Held, Measured, Report, Setting
 from tfdist.planner.plan import Plan
+from tfdist.planner.predict import predict
 from tfdist.split import profile
 from tfdist.split.network import Network
 from tfdist.split.planning import Wishes
@@ -76,7 +77,7 @@ def report(
         asked.memory,
         sources,
     )
-    return outlook(units, held(network, slots), plan, setting, network.ends, measured)
+    return predict(units, held(network, slots), plan, setting, network.ends, measured)
 
 
 def held(network: Network, slots: Mapping[int, int] | None = None) -> list[Held]:

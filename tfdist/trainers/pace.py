@@ -25,7 +25,7 @@ class Pace:
 
     def __init__(self) -> None:
         self._gaps: deque[float] = deque(maxlen=KEPT)  # seconds of a step
-        self._steps = 0
+        self._executed = 1  # steps of a call
         self._start: float | None = None
         with tf.device("/CPU:0"):
             self._samples = tf.Variable(0, dtype=tf.int64, trainable=False, name="samples")
@@ -33,7 +33,7 @@ class Pace:
     def begin(self) -> None:
         """A new `fit`."""
         self._gaps.clear()
-        self._steps, self._start = 0, None
+        self._start = None
         self._samples.assign(0)
 
     def pause(self) -> None:
@@ -54,14 +54,20 @@ class Pace:
             now = time.perf_counter()
             if self._start is not None and calls > UNSTEADY:
                 self._gaps.append((now - self._start) / steps)
-                self._steps += steps
+                self._executed = steps
             self._start, calls = now, calls + 1
             return function(*args, **kwargs)
 
         return call
 
+    @property
+    def batch(self) -> int | None:
+        """Samples of a batch; None before the first."""
+        return int(self._samples.numpy()) or None
+
     def measured(self) -> Measured | None:
-        """None before three steps of an epoch were run."""
-        if not self._gaps or not (samples := int(self._samples.numpy())):
+        """None before three calls in an epoch."""
+        samples = self.batch
+        if not self._gaps or samples is None:
             return None
-        return Measured(statistics.median(self._gaps), samples, len(self._gaps))
+        return Measured(statistics.median(self._gaps), samples, len(self._gaps) * self._executed)

@@ -29,8 +29,8 @@ def report(model: Any, wishes: Wishes, batch: int | None = None) -> Report:
     plan = planning.plan(network, wishes) if state is None else state.plan
     measured = None if state is None else state.pace.measured()
     if batch is None:
-        seen = measured.batch if measured is not None else profile.UNKNOWN * wishes.microbatches
-        batch = wishes.batch_size or seen
+        seen = None if state is None else state.pace.batch
+        batch = wishes.batch_size or seen or profile.UNKNOWN * wishes.microbatches
     return survey.report(network, plan, wishes, batch, slot_bytes(model), measured, placed=state is not None)
 
 
