@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from tfdist.cluster import World
+from tfdist.planner.outlook import Report
 from tfdist.planner.plan import Plan
 from tfdist.split import planning
 from tfdist.split.devices import checked
@@ -16,6 +17,7 @@ from tfdist.tasks.first import First, connected
 from tfdist.tasks.serving import serve_as
 from tfdist.tf_config import from_env, need_workers
 from tfdist.trainers import split as mixing
+from tfdist.trainers import split_report as reporting
 from tfdist.trainers.models import check_backend
 
 START = 300.0  # seconds for all tasks of TF_CONFIG to come up
@@ -101,6 +103,25 @@ class ModelParallelStrategy(OneProcessStrategy):
         """
         with self.watching("plan"):
             return mixing.plan_of(model) or planning.plan(Network(model), self.wishes)
+
+    def report(self, model: Any, batch_size: int | None = None) -> Report:
+        """What the plan in use, or the one that `distribute` would make, brings; `print` it.
+
+        For each stage its operations, parameters, bytes, seconds and what arrives over cuts; the step, samples/s and
+        bubble that follow, and those that were measured in the last `fit`; and what data parallelism on the same
+        devices would bring. `report.timeline("step.png")` draws a step. Operations are timed where that has not been
+        done yet; the model stays as it is.
+
+        Args:
+          model: distributed, or not yet.
+          batch_size: samples of a batch; None: as the strategy was told, else that of the last `fit`, else 32 a
+            micro-batch.
+
+        Raises:
+          ValueError: as `distribute`.
+        """
+        with self.watching("report"):
+            return reporting.report(model, self.wishes, planning.checked_batch(batch_size))
 
     def distribute(self, model: Any) -> Any:
         """Cuts a Sequential or functional model into stages; returns the same object, still of its own class.

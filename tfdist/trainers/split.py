@@ -23,6 +23,7 @@ from tfdist.split.stages import Stage, forward
 from tfdist.trainers import split_losses
 from tfdist.trainers.arguments import refuse_jit
 from tfdist.trainers.models import given, mix
+from tfdist.trainers.pace import Pace
 from tfdist.trainers.swap import has, swap
 
 NO_XLA = "a step over several devices cannot be one XLA program. Leave it out or pass jit_compile=False."
@@ -38,6 +39,7 @@ class Split:
       wishes: what the strategy was asked for.
       plan: what came of it.
       tracing: whether its own step is being traced, in which the losses of layers are counted by stage.
+      pace: how long its steps take.
     """
 
     def __init__(
@@ -46,6 +48,7 @@ class Split:
         self.strategy, self.network, self.stages, self.layout = strategy, network, stages, layout
         self.wishes, self.plan = wishes, plan
         self.tracing = False
+        self.pace = Pace()
 
 
 class SplitTrainer:
@@ -93,6 +96,7 @@ class SplitTrainer:
         # Outside of graphs Keras passes arrays on as they are.
         data = keras.tree.map_structure(lambda t: tf.convert_to_tensor(t) if isinstance(t, np.ndarray) else t, data)
         x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
+        state.pace.saw(rows(x))
         asked = state.wishes
         order = order_of(asked.schedule, state.layout, asked.microbatches)
         joined = asked.schedule == "gpipe"
@@ -114,6 +118,19 @@ class SplitTrainer:
         if variables:
             self.optimizer.apply_gradients([(done.gradients.get(id(v)), v) for v in variables])
         return self.compute_metrics(x, y, done.outputs, sample_weight=sample_weight)
+
+
+    def make_train_function(self, force: bool = False) -> Any:
+        before, pace = self.train_function, self.__dict__["_tfdist"].pace
+        super().make_train_function(force)
+        pace.begin()
+        if self.train_function is not before:
+            self.train_function = pace.watched(self.train_function, self.steps_per_execution)
+        return self.train_function
+
+    def reset_metrics(self) -> None:
+        self.__dict__["_tfdist"].pace.pause()  # Keras calls it first in each epoch
+        super().reset_metrics()
 
 
 class SplitOptimizer:
