@@ -91,17 +91,25 @@ class Pipeline:
       loss: of the model; called on the last stage's device.
       joined: whether the loss is called once, on all micro-batches' outputs together.
       scale: what gradients are multiplied by, a scalar: the optimizer's loss scale.
+      agreed: makes of what this batch's loss is divided by what that of the ranks' batches together is.
 
     Raises:
       ValueError: the losses of the micro-batches do not add up to that of the batch.
     """
 
     def __init__(
-        self, network: Network, stages: Sequence[Stage], order: Order, loss: Loss, joined: bool, scale: tf.Tensor
+        self,
+        network: Network,
+        stages: Sequence[Stage],
+        order: Order,
+        loss: Loss,
+        joined: bool,
+        scale: tf.Tensor,
+        agreed: Callable[[tf.Tensor], tf.Tensor] = tf.identity,
     ) -> None:
         self.network, self.stages, self.order = network, stages, order
         self.micros = sum(not step.backward for step in order[0])
-        self._loss, self._joined, self._scale = loss, joined, scale
+        self._loss, self._joined, self._scale, self._agreed = loss, joined, scale, agreed
         self._trainable = list({id(v): v for stage in stages for v in stage.trainable}.values())  # shared ones once
         self._gradients: dict[int, Any] = {}
         self._losses: list[tf.Tensor] = []
@@ -244,7 +252,7 @@ class Pipeline:
                 "their own, which are not: micro-batches cannot be added up before all are there. Use "
                 "schedule='gpipe', which takes one loss of the whole batch."
             )
-        whole = tf.add_n(self._divisors)
+        whole = self._agreed(tf.add_n(self._divisors))
         self._losses = [tf.math.divide_no_nan(loss, whole) for loss in self._losses]
         part = tf.math.reciprocal_no_nan(whole)
         for variable in self._trainable:

@@ -45,13 +45,17 @@ class Split:
 class SplitTrainer:
     """Mixed into a `keras.Model`; `self` stays the user's Sequential or functional model."""
 
+    @property
+    def _tfdist_split(self) -> Split:
+        return self.__dict__["_tfdist"]
+
     def compile(self, *args: Any, **kwargs: Any) -> None:
         refuse_jit(super().compile, args, kwargs, NO_XLA)
         super().compile(*args, **kwargs)
         adopt(self)
 
     def call(self, inputs: Any, training: Any = None, mask: Any = None, **kwargs: Any) -> Any:
-        state = self.__dict__["_tfdist"]
+        state = self._tfdist_split
         if any(isinstance(t, keras.KerasTensor) for t in keras.tree.flatten(inputs)):
             return super().call(inputs, training=training, mask=mask, **kwargs)
         flat = keras.tree.flatten(inputs)
@@ -63,10 +67,10 @@ class SplitTrainer:
     @property
     def losses(self) -> list[Any]:
         """Losses that layers have added, as everywhere; none while the stages count them."""
-        return [] if self.__dict__["_tfdist"].tracing else super().losses
+        return [] if self._tfdist_split.tracing else super().losses
 
     def train_step(self, data: Any) -> Any:
-        state = self.__dict__["_tfdist"]
+        state = self._tfdist_split
         split_losses.adopt(self)
         # Outside of graphs Keras passes arrays on as they are.
         data = keras.tree.map_structure(lambda t: tf.convert_to_tensor(t) if isinstance(t, np.ndarray) else t, data)
@@ -78,7 +82,8 @@ class SplitTrainer:
         scale = self.optimizer.scale_loss(tf.ones(()))
         state.tracing = True
         try:
-            done = Pipeline(state.network, state.stages, order, loss, joined, scale).run((x, y, sample_weight))
+            pipeline = Pipeline(state.network, state.stages, order, loss, joined, scale, split_losses.agreed)
+            done = pipeline.run((x, y, sample_weight))
         finally:
             state.tracing = False
         private.track_loss(self, done.loss, rows(x))
@@ -119,6 +124,17 @@ def distribute(model: Any, strategy: Any, plan: Any, micros: int, schedule: str)
     model = given(model, strategy, SplitTrainer)
     if has(model, SplitTrainer):
         return model
+    mix(model, strategy, SplitTrainer, cut(model, strategy, plan, micros, schedule), adopt, NO_XLA)
+    settle(model)
+    return model
+
+
+def cut(model: Any, strategy: Any, plan: Any, micros: int, schedule: str) -> Split:
+    """A model's stages, see `distribute`; the model stays as it is.
+
+    Raises:
+      ValueError: it cannot be cut, or its optimizer keeps slots that cannot be moved.
+    """
     if type(model).train_step is not keras.Model.train_step:
         raise ValueError(
             f"Model {model.name!r} has a train_step of its own, which knows nothing of stages. Train it with "
@@ -132,9 +148,7 @@ def distribute(model: Any, strategy: Any, plan: Any, micros: int, schedule: str)
         Stage(i, device, network.operations[a:b], network, last=i == len(devices) - 1)
         for i, ((a, b), device) in enumerate(zip(itertools.pairwise(bounds), devices, strict=True))
     ]
-    mix(model, strategy, SplitTrainer, Split(strategy, network, stages, micros, schedule), adopt, NO_XLA)
-    settle(model)
-    return model
+    return Split(strategy, network, stages, micros, schedule)
 
 
 def adopt(model: Any) -> None:
@@ -145,7 +159,7 @@ def adopt(model: Any) -> None:
     """
     if not getattr(model, "compiled", False):
         return
-    state = model.__dict__["_tfdist"]
+    state = model._tfdist_split
     if getattr(model, "_functional", state.network.functional) not in (state.network.functional, None):
         raise ValueError(
             f"Model {model.name!r} got or lost layers after it was distributed. Build it anew, and distribute it last."
@@ -160,7 +174,7 @@ def adopt(model: Any) -> None:
 def settle(model: Any) -> None:
     """Moves variables, and the slots that there are, to the device of the first stage that reads them."""
     known: set[int] = set()
-    for stage in model.__dict__["_tfdist"].stages:
+    for stage in model._tfdist_split.stages:
         for variable in stage.variables:
             if id(variable) not in known and variable.value.device != stage.device:
                 private.place(variable, stage.device)

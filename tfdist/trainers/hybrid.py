@@ -1,0 +1,111 @@
+"""What `HybridStrategy.distribute` mixes into a model: a rank's share, computed by stages, its gradients summed.
+
+The two trainers stand one inside the other::
+
+    RingTrainer   fit: this rank's share of each batch, its weight, ghosts, logs, files
+    SplitTrainer  train_step: the share in micro-batches through the stages
+
+and so do the mixins of optimizers (the ring's sum, then each variable's update on its device) and of losses (a
+micro-batch's part of a rank's part of the batch).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+
+from tfdist import private
+from tfdist.comm import watch
+from tfdist.comm.reducer import Place
+from tfdist.split.network import Network
+from tfdist.trainers import handshake, ring, split
+from tfdist.trainers.models import given, mix
+from tfdist.trainers.swap import has
+from tfdist.trainers.switchboard import Switchboard, of, unnumbered
+
+
+class HybridBoard(Switchboard):
+    """A switchboard of a model that is split; `split` is what is known of its stages."""
+
+    def __init__(self, model: keras.Model, strategy: Any, key: str, its_split: split.Split) -> None:
+        super().__init__(model, strategy, key)
+        self.split = its_split
+
+    def places(self, variables: list[Any]) -> list[Place]:
+        """The stage of each variable, by its index, and its device."""
+        found: dict[int, Place] = {}
+        for stage in self.split.stages:
+            for variable in stage.variables:
+                for known in (variable, variable.value):  # optimizers have either
+                    found.setdefault(id(known), (stage.index, stage.device))
+        return [found[id(v)] for v in variables]
+
+
+class HybridTrainer(ring.RingTrainer, split.SplitTrainer):
+    """Mixed into a `keras.Model`; `self` stays the user's Sequential or functional model."""
+
+    @property
+    def _tfdist_split(self) -> split.Split:
+        return of(self).split
+
+
+def distribute(model: Any, strategy: Any, plan: Any, micros: int, schedule: str) -> Any:
+    """See `HybridStrategy.distribute`. `plan` gives the stages' bounds and devices for a network, on rank 0."""
+    model = given(model, strategy, HybridTrainer)
+    if has(model, HybridTrainer):
+        return model
+    together = [
+        layer.name
+        for layer in private.layers_of(model)
+        if isinstance(layer, keras.layers.BatchNormalization) and layer.synchronized
+    ]
+    if together and strategy.extended.comm.size > 1:
+        raise ValueError(
+            f"{', '.join(together)} of model {model.name!r}: BatchNormalization(synchronized=True) normalizes by the "
+            "samples of all ranks, but those of a split model are in micro-batches, which need not be even between "
+            "ranks. Leave synchronized out: each micro-batch of a rank is normalized by itself."
+        )
+    comm, key = strategy.extended.comm, f"model{next(strategy.extended.models)}"
+
+    def agreed(network: Network) -> tuple[tuple[int, ...], list[str]]:
+        return agree_on_plan(comm, f"distribute of {model.name!r}", network, strategy.devices, plan)
+
+    board = HybridBoard(model, strategy, key, split.cut(model, strategy, agreed, micros, schedule))
+    mix(model, strategy, HybridTrainer, board, adopt, ring.NO_XLA)
+    split.settle(model)
+    return model
+
+
+def adopt(model: Any) -> None:
+    """Takes in what `compile` gave the model, stages first: the ring's sum is the outer of an optimizer's mixins."""
+    split.adopt(model)
+    ring.adopt(model)
+
+
+def agree_on_plan(
+    comm: Any, what: str, network: Network, devices: list[str], plan: Any
+) -> tuple[tuple[int, ...], list[str]]:
+    """Rank 0's plan, which it may have measured, on every rank: bounds of the stages, and their devices.
+
+    Devices travel as positions in a rank's own list.
+
+    Raises:
+      ValueError: rank 0's error, on every rank, or the ranks' models differ.
+    """
+    told: dict[str, Any] = {"operations": [unnumbered(operation.name) for operation in network.operations]}
+    error: ValueError | None = None
+    if comm.rank == 0:
+        with watch.busy(f"the plan for {what}"):
+            try:
+                bounds, chosen = plan(network)
+                told["_plan"] = [list(bounds), [devices.index(device) for device in chosen]]
+            except ValueError as raised:
+                error, told["_error"] = raised, str(raised)
+    of_root = handshake.compare(comm, what, told)
+    if error is not None:
+        raise error
+    if "_error" in of_root:
+        raise ValueError(of_root["_error"])
+    bounds, positions = of_root["_plan"]
+    return tuple(bounds), [devices[position] for position in positions]
