@@ -41,7 +41,7 @@ def batches_of_any_length_weights_and_optimizers(ring):
 
 @CHECKS
 def divisors_of_the_joined_batch(ring):
-    """Losses divided by weights or valid positions, or by nothing: each micro-batch's and rank's part of one divisor."""
+    """Losses divided by weights or valid positions, or by nothing: parts of one divisor."""
     weights = np.random.default_rng(5).random(split_models.SAMPLES).astype("float32")
     weights[:6] = 0.0  # all of rank 0's first share
 

@@ -21,10 +21,10 @@ L = keras.layers
 
 
 def graph_of(strategy, model, x, y):
-    """The operations of a step on ten samples a rank."""
+    """The graph of a step on ten samples a rank."""
     specs = [tf.TensorSpec((10, *a.shape[1:]), a.dtype) for a in (x, y)]
     step = tf.function(lambda *data: strategy.run(model.train_step, args=(data,)))
-    return step.get_concrete_function(*specs).graph.get_operations()
+    return step.get_concrete_function(*specs).graph
 
 
 def before(op):
@@ -52,7 +52,8 @@ def counted(operations):
 def forward_backward_weights_slots_and_updates_are_on_the_stages_device(ring):
     """M2: from the traced graph."""
     strategy = hybrid(balance=[3, 2], microbatches=2)
-    split, _, x, y = pair(split_models.sequential, strategy=strategy)
+    adam = lambda: keras.optimizers.Adam(0.01, weight_decay=0.1)  # noqa: E731
+    split, _, x, y = pair(split_models.sequential, strategy=strategy, optimizer=adam)
     split.fit(x, y, batch_size=20, verbose=0)
     for layer, cpu in zip(split.layers, [0, 0, 0, 1, 1], strict=True):
         for variable in layer.variables:
@@ -60,7 +61,8 @@ def forward_backward_weights_slots_and_updates_are_on_the_stages_device(ring):
     for variable in split.trainable_variables:
         slots = [v for v in split.optimizer.variables if variable.path.replace("/", "_") in v.path]
         assert [s.value.device for s in slots] == [variable.value.device] * 2, variable.path
-    operations = graph_of(strategy, split, x, y)
+    graph = graph_of(strategy, split, x, y)
+    operations = graph.get_operations()
     found = counted(operations)
     # Each micro-batch: a product forward for each layer, two backward, but for the input's gradient.
     assert found["MatMul", "0"] == 2 * (3 + 2 * 3 - 1), found
@@ -68,6 +70,13 @@ def forward_backward_weights_slots_and_updates_are_on_the_stages_device(ring):
     assert (found["TanhGrad", "0"], found["TanhGrad", "1"]) == (2 * 3, 2 * 1), found
     # Adam's two roots for each variable.
     assert (found["Sqrt", "0"], found["Sqrt", "1"]) == (2 * 6, 2 * 4), found
+    # What is written to weights and slots was computed there: decay, two moments, update.
+    handles = {id(v.value.handle): v for v in (*split.trainable_variables, *split.optimizer.variables) if len(v.shape)}
+    written = {id(inner): handles[id(outer)] for outer, inner in graph.captures if id(outer) in handles}
+    writes = [op for op in operations if op.type.startswith("Assign") and id(op.inputs[0]) in written]
+    assert len(writes) == 4 * len(split.trainable_variables)
+    for op in writes:
+        assert op.inputs[1].op.device == written[id(op.inputs[0])].value.device, op
     # Buckets are packed and taken apart where their gradients are.
     (traffic,) = [t for r in split.__dict__["_tfdist"].reducers for t in r.traffic.values()]
     assert [b.stage for b in traffic.buckets] == [1, 0, 0, 0]  # of 1 kB; a layer has 624 bytes
@@ -89,7 +98,7 @@ def the_last_stages_gradients_travel_while_the_first_stages_backward_goes_on(rin
         strategy = hybrid(balance=[layers, 2], microbatches=micros, schedule=schedule)
         split, _, x, y = pair(split_models.sequential, strategy=strategy)
         split.fit(x, y, batch_size=20, verbose=0)
-        operations = graph_of(strategy, split, x, y)
+        operations = graph_of(strategy, split, x, y).get_operations()
         assert counted(operations)["TanhGrad", "0"] == micros * layers
         for stage, reduction in buckets_of(operations):
             waits = counted(before(reduction))

@@ -102,8 +102,8 @@ def _options(name: str, given: Any, strategy: type) -> dict[str, Any]:
         unknown = [key for key in given if key not in known]
         if unknown:
             raise ValueError(
-                f"{name} has {', '.join(map(repr, unknown))}; known are {', '.join(map(repr, known))}, the arguments of "
-                f"{strategy.__name__}."
+                f"{name} has {', '.join(map(repr, unknown))}; known are {', '.join(map(repr, known))}, which are "
+                f"arguments of {strategy.__name__}."
             )
         return dict(given)
     if "devices" in known:

@@ -257,7 +257,8 @@ class RingExtended(tf.distribute.StrategyExtended):
             return self.comm.broadcast(tf.constant(own), 0, f"late/{next(self._late)}").numpy()
 
     def _update(self, var, fn, args, kwargs, group):
-        return fn(var, *args, **kwargs)
+        with tf.device(var.device):
+            return fn(var, *args, **kwargs)
 
     def _validate_colocate_with_variable(self, colocate_with_variable):
         """Every variable of the process will do, also of a model built before the scope."""

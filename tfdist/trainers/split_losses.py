@@ -83,7 +83,7 @@ def of_part(model: Any, x: Any, y: Any, y_pred: Any, sample_weight: Any, share: 
         )
     step = current()
     if part.divisor is not None and step is not None and step.reduce_op == "mean":
-        # As `losses.GlobalLoss`: a rank's loss will be multiplied by its weight, and then divided by the ranks' divisor.
+        # As `losses.GlobalLoss`: what a rank's loss will be multiplied by is taken off, and the divisor is the ranks'.
         loss = tf.math.divide_no_nan(loss, tf.cast(step.weight, loss.dtype))
     return loss, part.divisor
 
