@@ -33,13 +33,14 @@ class HybridBoard(Switchboard):
         self.split = its_split
 
     def places(self, variables: list[Any]) -> list[Place]:
-        """The stage of each variable, by its index, and its device."""
+        """The stage of each variable, by its index, and its device; a variable of the model alone is the first's."""
+        first = self.split.stages[0]
         found: dict[int, Place] = {}
         for stage in self.split.stages:
             for variable in stage.variables:
                 for known in (variable, variable.value):  # optimizers have either
                     found.setdefault(id(known), (stage.index, stage.device))
-        return [found[id(v)] for v in variables]
+        return [found.get(id(v), (first.index, first.device)) for v in variables]
 
 
 class HybridTrainer(ring.RingTrainer, split.SplitTrainer):
@@ -69,7 +70,7 @@ def distribute(model: Any, strategy: Any, plan: Any, micros: int, schedule: str)
     comm, key = strategy.extended.comm, f"model{next(strategy.extended.models)}"
 
     def agreed(network: Network) -> tuple[tuple[int, ...], list[str]]:
-        return agree_on_plan(comm, f"distribute of {model.name!r}", network, strategy.devices, plan)
+        return agree_on_plan(comm, f"distribute of {unnumbered(model.name)!r}", network, strategy.devices, plan)
 
     board = HybridBoard(model, strategy, key, split.cut(model, strategy, agreed, micros, schedule))
     mix(model, strategy, HybridTrainer, board, adopt, ring.NO_XLA)
