@@ -57,6 +57,7 @@ METHODS: dict[str, tuple[str, ...]] = {
         "_overwrite_model_variables_with_average_value",
     ),
     "keras.optimizers.LossScaleOptimizer": ("check_finite", "scale_loss"),
+    "tensorflow.Operation": ("_add_control_inputs",),
     "tensorflow.distribute.StrategyExtended": (
         "_create_variable",
         "_experimental_distribute_dataset",
@@ -336,3 +337,8 @@ def reindex(optimizer: Any) -> None:
     if optimizer.built and hasattr(optimizer, "_trainable_variables_indices"):
         known = optimizer._trainable_variables
         optimizer._trainable_variables_indices = {optimizer._var_key(v): i for i, v in enumerate(known)}
+
+
+def wait_for(operation: Any, others: Any) -> None:
+    """Makes an operation of a graph run after others. `tf.control_dependencies` is for operations yet to be made."""
+    operation._add_control_inputs(others)

@@ -13,12 +13,12 @@ from tests.multiprocess.split_parts import make_devices
 CHECKS = Checks(__name__, prepare=make_devices)
 
 
-def parity(ring, build, schedule):
+def parity(ring, build, schedule, **options):
     """Batches of 16 and a short one of 8."""
     # Keras' Adam takes the repeated rows of an Embedding's gradient one by one.
     rows = build in (split_models.attention, split_models.masked)
-    optimizer = (lambda: SGD(0.3)) if rows else None
-    split, plain, x, y = alike(ring, build, {"epochs": 1}, optimizer=optimizer, microbatches=3, schedule=schedule)
+    options.update(optimizer=(lambda: SGD(0.3)) if rows else None, microbatches=3, schedule=schedule)
+    split, plain, x, y = alike(ring, build, {"epochs": 1}, **options)
     told = split.evaluate(x, y, verbose=0)
     np.testing.assert_allclose(told, plain.evaluate(x, y, verbose=0), rtol=2e-4, atol=2e-5)
     for ours, theirs in zip(*(keras.tree.flatten(m.predict(x, verbose=0)) for m in (split, plain)), strict=True):
@@ -32,6 +32,11 @@ def register(build, schedule):
 
     check.__name__ = f"{build.__name__}_{schedule}"
     CHECKS(check)
+
+
+@CHECKS
+def a_branch_on_a_device_of_its_own_and_activations_computed_again(ring):
+    parity(ring, split_models.two_ends, "1f1b", balance={"early": 1}, recompute=True)
 
 
 for model in split_models.ALL:

@@ -113,26 +113,30 @@ def the_last_stages_gradients_travel_while_the_first_stages_backward_goes_on(rin
 @CHECKS
 def rank_0_measures_and_cuts_for_all(ring):
     """M4's layers, whose measured times differ between ranks; rank 0's errors are everybody's."""
-    measure, calls = profile.seconds, []
+    measure, calls = profile.times, []
 
-    def told(network, device, **kwargs):
+    def told(network, device, batch):
         assert ring.rank == 0, "measured on another rank"
         calls.append(network)
         if len(calls) > 1:
             raise ValueError("cannot be timed")
-        return [6.0, 5.0, 4.0, 3.0, 2.0, 1.0]
+        assert batch == 5  # 20 samples for two ranks, in two micro-batches each
+        return [(0.0, cost) for cost in (6.0, 5.0, 4.0, 3.0, 2.0, 1.0)]
 
-    profile.seconds = told
+    profile.times = told
     others = [keras.Sequential() for _ in range(ring.rank)]  # Keras' numbers of names differ from here on
     try:
         models = [keras.Sequential([keras.Input((4,)), *[L.Dense(4) for _ in range(6)]]) for _ in range(2)]
-        strategy = tfdist.HybridStrategy(model_parallel={"devices": 2, "microbatches": 2})
-        strategy.distribute(models[0])
+        strategy = tfdist.HybridStrategy(model_parallel={"devices": 2, "microbatches": 2, "batch_size": 20})
+        plan = strategy.plan(models[0])
+        assert [len(stage.operations) for stage in plan.stages] == [2, 4]
+        calls.clear()
+        assert strategy.plan(strategy.distribute(models[0])) == plan
         devices = [layer.kernel.value.device[-1] for layer in models[0].layers]
         assert same_everywhere(ring, "".join(devices)) == "001111"
         refused(lambda: strategy.distribute(models[1]), "cannot be timed")
     finally:
-        profile.seconds = measure
+        profile.times = measure
     assert len(others) == ring.rank
     own = keras.Sequential([keras.Input((4,)), L.Dense(4), L.Dense(4), *[L.ReLU() for _ in range(ring.rank)]])
     refused(lambda: hybrid().distribute(own), "different operations on each rank: rank 0")

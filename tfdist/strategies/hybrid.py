@@ -9,10 +9,13 @@ from typing import Any
 
 from tfdist import devices
 from tfdist.cluster import World
+from tfdist.planner.plan import Plan
+from tfdist.split.network import Network
 from tfdist.strategies.model_parallel import ModelParallelStrategy
 from tfdist.strategies.ring import RingAllReduceStrategy
 from tfdist.trainers import hybrid as mixing
 from tfdist.trainers.handshake import told_by_all
+from tfdist.trainers.split import plan_of
 
 
 class HybridStrategy(RingAllReduceStrategy):
@@ -61,6 +64,9 @@ class HybridStrategy(RingAllReduceStrategy):
 
     def _claim(self, world: World) -> None:
         gpus = devices.claim_several(world, self._split_options["devices"])
+        batch = self._split_options.get("batch_size")
+        if type(batch) is int:  # of all ranks together
+            self._split_options["batch_size"] = -(-batch // world.size)
         # Logical CPUs can only be made before TensorFlow starts, as it does when the ranks meet.
         self.model_parallel = ModelParallelStrategy(**self._split_options)
         names = gpus or [f"{name} (logical)" for name in self.devices]
@@ -70,6 +76,15 @@ class HybridStrategy(RingAllReduceStrategy):
     def devices(self) -> list[str]:
         """Full names of this rank's devices, as TensorFlow counts them here."""
         return self.model_parallel.devices
+
+    def plan(self, model: Any) -> Plan:
+        """Where a model is cut, or will be: nothing is changed. All ranks have to call it.
+
+        Raises:
+          ValueError: as `distribute`.
+        """
+        known = plan_of(model)
+        return known or mixing.agreed_plan(self.extended.comm, Network(model), self.model_parallel.wishes)
 
     def distribute(self, model: Any) -> Any:
         """Cuts a Sequential or functional model into stages, alike on all ranks, which all have to call it.
@@ -83,10 +98,9 @@ class HybridStrategy(RingAllReduceStrategy):
 
         Raises:
           ValueError: on every rank: a model with a `call` or `train_step` of its own, more devices than operations, a
-            balance that does not fit it, or models that differ between ranks.
+            balance that does not fit it, no cut that keeps within `memory`, or models that differ between ranks.
         """
-        split = self.model_parallel
-        distributed = mixing.distribute(model, self, split._plan, split.microbatches, split.schedule)
+        distributed = mixing.distribute(model, self, self.model_parallel.wishes)
         self.extended.distributed.add(distributed)
         return distributed
 

@@ -11,6 +11,7 @@ micro-batch's part of a rank's part of the batch).
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import keras
@@ -18,7 +19,10 @@ import keras
 from tfdist import private
 from tfdist.comm import watch
 from tfdist.comm.reducer import Place
+from tfdist.planner.plan import Plan, StagePlan
+from tfdist.split import planning
 from tfdist.split.network import Network
+from tfdist.split.planning import Wishes
 from tfdist.trainers import handshake, ring, split
 from tfdist.trainers.models import given, mix
 from tfdist.trainers.swap import has
@@ -51,28 +55,25 @@ class HybridTrainer(ring.RingTrainer, split.SplitTrainer):
         return of(self).split
 
 
-def distribute(model: Any, strategy: Any, plan: Any, micros: int, schedule: str) -> Any:
-    """See `HybridStrategy.distribute`. `plan` gives the stages' bounds and devices for a network, on rank 0."""
+def distribute(model: Any, strategy: Any, wishes: Wishes) -> Any:
+    """See `HybridStrategy.distribute`."""
     model = given(model, strategy, HybridTrainer)
     if has(model, HybridTrainer):
         return model
+    comm = strategy.extended.comm
     together = [
         layer.name
         for layer in private.layers_of(model)
         if isinstance(layer, keras.layers.BatchNormalization) and layer.synchronized
     ]
-    if together and strategy.extended.comm.size > 1:
+    if together and comm.size > 1:
         raise ValueError(
             f"{', '.join(together)} of model {model.name!r}: BatchNormalization(synchronized=True) normalizes by the "
             "samples of all ranks, but those of a split model are in micro-batches, which need not be even between "
             "ranks. Leave synchronized out: each micro-batch of a rank is normalized by itself."
         )
-    comm, key = strategy.extended.comm, f"model{next(strategy.extended.models)}"
-
-    def agreed(network: Network) -> tuple[tuple[int, ...], list[str]]:
-        return agree_on_plan(comm, f"distribute of {unnumbered(model.name)!r}", network, strategy.devices, plan)
-
-    board = HybridBoard(model, strategy, key, split.cut(model, strategy, agreed, micros, schedule))
+    key = f"model{next(strategy.extended.models)}"
+    board = HybridBoard(model, strategy, key, split.cut(model, strategy, wishes, functools.partial(agreed_plan, comm)))
     mix(model, strategy, HybridTrainer, board, adopt, ring.NO_XLA)
     split.settle(model)
     return model
@@ -84,23 +85,23 @@ def adopt(model: Any) -> None:
     ring.adopt(model)
 
 
-def agree_on_plan(
-    comm: Any, what: str, network: Network, devices: list[str], plan: Any
-) -> tuple[tuple[int, ...], list[str]]:
-    """Rank 0's plan, which it may have measured, on every rank: bounds of the stages, and their devices.
+def agreed_plan(comm: Any, network: Network, wishes: Wishes) -> Plan:
+    """Rank 0's plan, which it may have measured, on every rank; all call it.
 
-    Devices travel as positions in a rank's own list.
+    Operations travel as positions, since Keras' numbers in their names may differ between ranks.
 
     Raises:
       ValueError: rank 0's error, on every rank, or the ranks' models differ.
     """
-    told: dict[str, Any] = {"operations": [unnumbered(operation.name) for operation in network.operations]}
+    what = f"the plan of {unnumbered(network.name)!r}"
+    told: dict[str, Any] = {"operations": [unnumbered(name) for name in network.names]}
     error: ValueError | None = None
     if comm.rank == 0:
-        with watch.busy(f"the plan for {what}"):
+        with watch.busy(what):
             try:
-                bounds, chosen = plan(network)
-                told["_plan"] = [list(bounds), [devices.index(device) for device in chosen]]
+                own = planning.plan(network, wishes)
+                stages = zip(own.stages, own.positions(network.names), strict=True)
+                told["_stages"] = [[stage.device, positions] for stage, positions in stages]
             except ValueError as raised:
                 error, told["_error"] = raised, str(raised)
     of_root = handshake.compare(comm, what, told)
@@ -108,5 +109,8 @@ def agree_on_plan(
         raise error
     if "_error" in of_root:
         raise ValueError(of_root["_error"])
-    bounds, positions = of_root["_plan"]
-    return tuple(bounds), [devices[position] for position in positions]
+    names = network.names
+    return Plan(
+        network.name,
+        tuple(StagePlan(device, tuple(names[p] for p in positions)) for device, positions in of_root["_stages"]),
+    )
