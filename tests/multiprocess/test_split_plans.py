@@ -135,7 +135,7 @@ def computing_again_gives_equal_gradients(ring):
 def few_activations_are_kept(ring):
     """Peak memory of a step: computing again < 1f1b < gpipe, by what the schedules say to keep.
 
-    Two stages, eight micro-batches of 16 activations of 2 MB on each: at most 2 * 16, 3 * 16 (2 and 1 micro-batches) and
+    Two stages, 8 micro-batches of 16 activations of 2 MB on each: at most 2 * 16, 3 * 16 (2 and 1 micro-batches) and
     16 * 16 of them are kept, 64, 96 and 512 MB.
     """
     if not Path("/proc/self/clear_refs").exists():
