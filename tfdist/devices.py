@@ -1,4 +1,4 @@
-"""Which device a rank trains on: decided by a pure function, carried out by a thin one.
+"""Which device, or devices, a rank trains on: decided by pure functions, carried out by a thin one.
 
 The variable TFDIST_DEVICE says what the user wants:
 
@@ -6,6 +6,8 @@ The variable TFDIST_DEVICE says what the user wants:
     gpu      the GPU of the local rank, or an error
     gpu:N    the visible GPU number N: where each rank is shown its own GPU only, as gpu:0
     cpu      no GPU
+
+A rank of a split model takes several GPUs: with two a rank, local rank 1 has GPUs 2 and 3 (gpu:N: N and N + 1).
 """
 
 from __future__ import annotations
@@ -97,6 +99,40 @@ def choose(gpus: Sequence[str], world: World, wish: Wish) -> int | None:
         raise ValueError(f"rank {world.rank} on {world.host}: {error}") from None
 
 
+def choose_several(
+    gpus: Sequence[str], world: World, wish: Wish, per_rank: int
+) -> list[int] | None:
+    """The indices of the `per_rank` GPUs of this rank, None for logical CPUs. Pure.
+
+    Local rank r has GPUs r * per_rank up to (r + 1) * per_rank - 1. Logical CPUs, which are for
+    trying things out, take the place of GPUs where there is none at all, or on request.
+
+    Raises:
+        ValueError: there are fewer GPUs than all ranks of the host need together.
+
+    >>> four = ["GPU:0", "GPU:1", "GPU:2", "GPU:3"]
+    >>> choose_several(four, World(1, 2, 1, 2, "host"), Wish("auto"), per_rank=2)
+    [2, 3]
+    """
+    if wish.kind == "cpu" or (not gpus and wish.kind == "auto"):
+        return None
+    first = world.local_rank * per_rank if wish.index is None else wish.index
+    needed = world.local_size * per_rank if wish.index is None else wish.index + per_rank
+    if needed <= len(gpus):
+        return [*range(first, first + per_rank)]
+    if wish.index is None:
+        ranks = f"{world.local_size} rank{'s' if world.local_size > 1 else ''}"
+        why = f"{ranks} with {per_rank} GPUs each need {needed} on this host"
+    else:
+        why = f"{VARIABLE}=gpu:{wish.index} and {per_rank} GPUs a rank need {needed}"
+    raise ValueError(
+        f"rank {world.rank} on {world.host}: {why}, and {len(gpus)} are visible here "
+        f"({', '.join(gpus) or 'none'}). Start fewer ranks, give each fewer devices, set "
+        f"{VARIABLE}=gpu:0 where every rank is shown its own GPUs only (as Slurm and Kubernetes "
+        f"do), or {VARIABLE}=cpu to try it on logical CPUs."
+    )
+
+
 class Config(Protocol):
     """The part of `tf.config` that is used here."""
 
@@ -134,16 +170,53 @@ def claim(
         ValueError: there are too few GPUs and the user asked for them.
         RuntimeError: TensorFlow has started its devices already and sees other GPUs.
     """
-    if config is None:
-        import tensorflow as tf
-
-        config = tf.config
+    config = _config(config)
     wish = Wish.from_env(env)
     gpus = config.list_physical_devices("GPU")
     index = choose([gpu.name for gpu in gpus], world, wish)
     mine = [] if index is None else [gpus[index]]
-    if not gpus:
-        return None
+    _show(mine, world, wish, config)
+    return mine[0].name if mine else None
+
+
+def claim_several(
+    world: World,
+    per_rank: int,
+    env: Mapping[str, str] | None = None,
+    config: Config | None = None,
+) -> list[str]:
+    """Make this rank's `per_rank` GPUs the only ones that TensorFlow sees, as `claim` does.
+
+    Returns:
+        Names of the GPUs among all of the host; none where logical CPUs are to be used. TensorFlow
+        counts those that it sees from 0.
+
+    Raises:
+        ValueError: there are too few GPUs for all ranks of this host.
+        RuntimeError: TensorFlow has started its devices already and sees other GPUs.
+    """
+    config = _config(config)
+    wish = Wish.from_env(env)
+    gpus = config.list_physical_devices("GPU")
+    chosen = choose_several([gpu.name for gpu in gpus], world, wish, per_rank)
+    mine = [gpus[index] for index in chosen or ()]
+    _show(mine, world, wish, config)
+    return [gpu.name for gpu in mine]
+
+
+def _config(config: Config | None) -> Config:
+    if config is not None:
+        return config
+    import tensorflow as tf
+
+    found: Config = tf.config
+    return found
+
+
+def _show(mine: list[Any], world: World, wish: Wish, config: Config) -> None:
+    """Makes `mine` the only GPUs that TensorFlow sees."""
+    if not config.list_physical_devices("GPU"):
+        return
     try:
         if config.get_visible_devices("GPU") != mine:
             config.set_visible_devices(mine, "GPU")
@@ -152,11 +225,10 @@ def claim(
                 config.experimental.set_memory_growth(gpu, True)
     except RuntimeError as error:
         if world.size == 1 and wish.kind == "auto":
-            return mine[0].name if mine else None  # alone on the host: nobody to collide with
-        wanted = mine[0].name if mine else "the CPU alone"
+            return  # alone on the host: nobody to collide with
+        wanted = ", ".join(gpu.name for gpu in mine) or "the CPU alone"
         raise RuntimeError(
             f"rank {world.rank} on {world.host}: TensorFlow has started its devices already, so "
             f"this rank cannot take {wanted} any more. Create the strategy before the first "
             f"tensor, model or dataset of the program. (TensorFlow: {error})"
         ) from error
-    return mine[0].name if mine else None

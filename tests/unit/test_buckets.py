@@ -18,6 +18,7 @@ rows_lists = st.lists(
         shape=st.just((1,)),
         dtype=st.sampled_from(["float32", "float16", "float64"]),
         nbytes=st.integers(0, 1000),
+        stage=st.integers(0, 2),
     ),
     max_size=40,
 )
@@ -48,11 +49,11 @@ def test_any_plan(rows, limit):
     assert starts == sorted(starts, reverse=True)  # in the order of their first gradient
     for bucket in planned:
         assert list(bucket.rows) == sorted(bucket.rows, reverse=True)
-        assert {rows[i].dtype for i in bucket.rows} == {bucket.dtype}
+        assert {(rows[i].dtype, rows[i].stage) for i in bucket.rows} == {(bucket.dtype, bucket.stage)}
         assert bucket.nbytes == sum(rows[i].nbytes for i in bucket.rows)
         assert bucket.nbytes <= limit or len(bucket.rows) == 1
-    for dtype in {b.dtype for b in planned}:
-        same = [b for b in planned if b.dtype == dtype]
+    for kind in {(b.dtype, b.stage) for b in planned}:
+        same = [b for b in planned if (b.dtype, b.stage) == kind]
         order = [i for b in same for i in b.rows]
         assert order == sorted(order, reverse=True)
         for one, following in zip(same, same[1:], strict=False):  # closed only when full

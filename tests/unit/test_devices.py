@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import pytest
 
 from tfdist.cluster import World
-from tfdist.devices import Wish, choose, choose_gpu, claim
+from tfdist.devices import Wish, choose, choose_gpu, choose_several, claim, claim_several
 
 TWO = ["GPU:0", "GPU:1"]
 
@@ -132,3 +132,52 @@ def test_claim_too_late():
 
 def test_a_single_rank_may_come_late():
     assert claim(World(0, 1, 0, 1, "h"), {}, FakeConfig(2, started=True)) == "GPU:0"
+
+
+def names(count):
+    return [f"GPU:{i}" for i in range(count)]
+
+
+@pytest.mark.parametrize("per_rank", [2, 3])
+def test_several_a_rank_are_dealt_out_in_turn(per_rank):
+    chosen = [choose_several(names(13), world(r, 4), Wish("auto"), per_rank) for r in range(4)]
+    assert [i for mine in chosen for i in mine] == list(range(4 * per_rank))
+    assert {len(mine) for mine in chosen} == {per_rank}
+    # It goes by the place on the host.
+    assert choose_several(names(13), world(1, 4, rank=9, size=12), Wish("gpu"), per_rank) == chosen[1]
+
+
+def test_several_logical_cpus_where_there_is_no_gpu_or_on_request():
+    assert choose_several([], world(), Wish("auto"), 2) is None
+    assert choose_several(names(4), world(), Wish("cpu"), 2) is None
+
+
+@pytest.mark.parametrize(("there", "wish"), [(3, Wish("auto")), (3, Wish("gpu")), (0, Wish("gpu"))])
+def test_too_few_for_all_ranks_names_both_numbers(there, wish):
+    with pytest.raises(ValueError, match=f"2 ranks with 2 GPUs each need 4 on this host, and {there} are visible"):
+        choose_several(names(there), world(1), wish, 2)
+
+
+def test_each_rank_is_shown_its_own():
+    assert [choose_several(names(2), world(r), Wish("gpu", 0), 2) for r in range(2)] == [[0, 1], [0, 1]]
+    assert choose_several(names(4), world(), Wish("gpu", 2), 2) == [2, 3]
+    with pytest.raises(ValueError, match="gpu:3 and 2 GPUs a rank need 5, and 4 are visible"):
+        choose_several(names(4), world(), Wish("gpu", 3), 2)
+
+
+def test_claim_several_shows_them_with_memory_growth():
+    config = FakeConfig(5)
+    assert claim_several(world(1), 2, {}, config) == ["GPU:2", "GPU:3"]
+    assert config.visible == [Gpu("GPU:2"), Gpu("GPU:3")]
+    assert config.growth == {Gpu("GPU:2"), Gpu("GPU:3")}
+    config.started = True
+    assert claim_several(world(1), 2, {}, config) == ["GPU:2", "GPU:3"]
+    with pytest.raises(RuntimeError, match="cannot take GPU:0, GPU:1 any more"):
+        claim_several(world(0), 2, {}, config)
+
+
+def test_claim_several_cpus_hides_all():
+    config = FakeConfig(4)
+    assert claim_several(world(), 2, {"TFDIST_DEVICE": "cpu"}, config) == []
+    assert config.visible == []
+    assert claim_several(world(), 2, {}, FakeConfig(0, started=True)) == []

@@ -78,9 +78,9 @@ def test_one_process_is_plain_keras(strategy):
 def test_undistributed_step_is_recognised(strategy):
     model = dense()
     with pytest.raises(ValueError, match=r"`model = strategy.distribute\(model\)`"):
-        distribute.refuse_undistributed(model.train_step)
-    distribute.refuse_undistributed(strategy.distribute(model).train_step)
-    distribute.refuse_undistributed(lambda: model)  # a user's own function
+        distribute.refuse_undistributed(model.train_step, "RingAllReduceStrategy")
+    distribute.refuse_undistributed(strategy.distribute(model).train_step, "")
+    distribute.refuse_undistributed(lambda: model, "")  # a user's own function
 
 
 def test_optimizers_anywhere_in_a_model_are_found():

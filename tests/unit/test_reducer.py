@@ -110,6 +110,36 @@ def test_ranks_that_differ_get_an_error_that_shows_both(mine, theirs, texts):
         assert text in messages[0]
 
 
+@pytest.mark.parametrize("compression", [None, "fp16"])
+def test_the_stages_of_a_split_model_have_buckets_of_their_own(compression):
+    places = [(0, "/CPU:0")] * 3 + [(1, "/CPU:0")] * 3
+
+    def work(group):
+        grads, facts = grads_of(group.rank), tf.constant([1.0])
+        reducer = GradientReducer(group, 10_000, compression)
+        together, _ = GradientReducer(group, 10_000).reduce(grads, NAMES, "whole", facts)
+        got, total = reducer.reduce(grads, NAMES, "split", facts, places)
+        for one, other in zip(got, together, strict=True):
+            if isinstance(one, tf.Tensor):
+                np.testing.assert_array_equal(tf.cast(one, tf.float32), tf.cast(other, tf.float32))
+        np.testing.assert_array_equal(got[3].values, together[3].values)
+        buckets = reducer.traffic["split"].buckets  # rows of the dense ones: a, c, e, f
+        return total.numpy(), [(b.stage, b.dtype, b.rows) for b in buckets]
+
+    expected = [(1, "float32", (3, 2)), (0, "float16", (1,)), (0, "float32", (0,))]
+    assert Threaded.run(2, work) == [([2.0], expected)] * 2
+
+
+def test_ranks_that_cut_differently_get_an_error():
+    def work(group):
+        with pytest.raises(ValueError, match="'b' float32.*'b of stage 1' float32"):
+            GradientReducer(group, 100).reduce(
+                [tf.zeros(2)] * 2, ["a", "b"], "opt", None, [(0, "/CPU:0"), (group.rank, "/CPU:0")]
+            )
+
+    Threaded.run(2, work)
+
+
 def test_unknown_shape():
     def work(group):
         reducer = GradientReducer(group, 100)

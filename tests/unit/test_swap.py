@@ -33,6 +33,20 @@ def test_swapped_object_stays_what_it_was(make):
     assert not has(keras.saving.deserialize_keras_object(told), Loud)
 
 
+class Double:
+    def call(self, x):
+        return 2 * super().call(x)
+
+
+def test_two_mixins_and_the_users_class():
+    layer = swap(swap(Own(), Loud), Double)
+    x = keras.ops.ones((1, 1))
+    assert float(layer(x)[0, 0]) == 4  # the last is the outer one
+    assert has(layer, Loud) and has(layer, Double)
+    assert layer.__class__ is Own
+    assert keras.saving.serialize_keras_object(layer)["registered_name"] == "tfdist_tests>Own"
+
+
 def test_twice_is_once():
     layer = swap(Own(), Loud)
     before = type(layer)

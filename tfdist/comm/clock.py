@@ -61,7 +61,8 @@ class Clock:
 
         # Not tf.timestamp: TensorFlow would run the stamps of a step one after the other, and with them the buckets.
         flat = tf.reshape(tensor, [-1])[:1]
-        stamp = tf.numpy_function(lambda _: time.time(), [flat], tf.float64, stateful=False)
+        with tf.device("/CPU:0"):
+            stamp = tf.numpy_function(lambda _: time.time(), [flat], tf.float64, stateful=False)
         stamp.set_shape([])
         stamps.append(stamp)
         with tf.control_dependencies([stamp]):

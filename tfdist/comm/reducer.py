@@ -15,6 +15,8 @@ from tfdist.comm.collective import Collective, check_op
 from tfdist.comm.compression import Compression, resolve
 
 Gradient = tf.Tensor | tf.IndexedSlices | None
+Place = tuple[int, str]  # the stage of a split model that makes a gradient, and its device
+NOWHERE: Place = (0, "")  # TensorFlow chooses the device
 
 
 @dataclass(frozen=True)
@@ -72,6 +74,7 @@ class GradientReducer:
         names: Sequence[str],
         key: str,
         facts: tf.Tensor | None = None,
+        places: Sequence[Place] | None = None,
     ) -> tuple[list[Gradient], tf.Tensor | None]:
         """Reduces gradients, and sums the float32 vector `facts`, over ranks. Eager or in a `tf.function`.
 
@@ -80,6 +83,8 @@ class GradientReducer:
           names: of the variables, for messages.
           key: makes the tensors' names unique: one for each optimizer, the same on every rank.
           facts: shape [k]; rides in the first float32 bucket, never compressed.
+          places: of a split model's gradients. Buckets hold those of one stage, and are packed, compressed and taken
+            apart on its device; the collective itself takes and gives memory of the host.
 
         Returns:
           the reduced gradients (sparse ones with each row once) and the summed facts.
@@ -89,7 +94,9 @@ class GradientReducer:
         """
         if self.collective.size == 1:
             return list(grads), facts
-        rows = [_row(g, n) for g, n in zip(grads, names, strict=True)]
+        places = [NOWHERE] * len(grads) if places is None else places
+        devices = dict(places)
+        rows = [_row(g, n, stage) for g, n, (stage, _) in zip(grads, names, places, strict=True)]
         self._agree(grads, rows, key)
         dense = [i for i, g in enumerate(grads) if isinstance(g, tf.Tensor)]
         buckets = plan([rows[i] for i in dense], self.bucket_bytes)
@@ -97,31 +104,33 @@ class GradientReducer:
         result: list[Gradient] = list(grads)
         total = None
         wire_bytes = 0
-        before: list[tf.Tensor] = []
+        before: dict[int, list[tf.Tensor]] = {}  # by stage
         for bucket in buckets:
             members = [dense[r] for r in bucket.rows]
             carries = rides and total is None and bucket.dtype == "float32"
-            with tf.control_dependencies(before):  # later buckets never overtake
-                tensors = [tf.cast(grads[i], bucket.dtype) for i in members]
-                flat = fusion.pack([*tensors, facts] if carries else tensors)
-            before = [flat]
-            if self.clock is not None:
-                flat = self.clock.start(flat)
-            flat, sent = self._send(flat, f"{key}.bucket{bucket.index}")
-            wire_bytes += sent
-            if self.clock is not None:
-                flat = self.clock.stop(flat)
-            shapes = [rows[i].shape for i in members]
-            if carries:
-                *parts, total = fusion.unpack(flat, [*shapes, facts.shape])
-            else:
-                parts = fusion.unpack(flat, shapes)
-            for i, part in zip(members, parts, strict=True):
-                result[i] = tf.cast(part, grads[i].dtype)
+            with tf.device(devices[bucket.stage]):
+                with tf.control_dependencies(before.get(bucket.stage, [])):  # later buckets of a stage never overtake
+                    tensors = [tf.cast(grads[i], bucket.dtype) for i in members]
+                    flat = fusion.pack([*tensors, facts] if carries else tensors)
+                before[bucket.stage] = [flat]
+                if self.clock is not None:
+                    flat = self.clock.start(flat)
+                flat, sent = self._send(flat, f"{key}.bucket{bucket.index}")
+                wire_bytes += sent
+                if self.clock is not None:
+                    flat = self.clock.stop(flat)
+                shapes = [rows[i].shape for i in members]
+                if carries:
+                    *parts, total = fusion.unpack(flat, [*shapes, facts.shape])
+                else:
+                    parts = fusion.unpack(flat, shapes)
+                for i, part in zip(members, parts, strict=True):
+                    result[i] = tf.cast(part, grads[i].dtype)
         rows_bytes = []
         for i, grad in enumerate(grads):
             if isinstance(grad, tf.IndexedSlices):
-                result[i], sent_rows = sparse.all_reduce(self.collective, grad, f"{key}.sparse{i}")
+                with tf.device(places[i][1]):
+                    result[i], sent_rows = sparse.all_reduce(self.collective, grad, f"{key}.sparse{i}")
                 rows_bytes.append(sent_rows)
         if rows_bytes:
             self._count(tf.add_n(rows_bytes))
@@ -161,17 +170,17 @@ class GradientReducer:
         return self.compression.decompress(reduced, context), fusion.nbytes(wire)
 
     def _agree(self, grads: Sequence[Gradient], rows: Sequence[Row], key: str) -> None:
-        table = tuple((r.name, r.shape, _kind(g, r)) for g, r in zip(grads, rows, strict=True))
+        table = tuple((_named(r), r.shape, _kind(g, r)) for g, r in zip(grads, rows, strict=True))
         if (key, table) not in self._agreed:
             agree(self.collective, table, f"gradients of {key!r}")
             self._agreed.add((key, table))
 
 
-def _row(grad: Gradient, name: str) -> Row:
+def _row(grad: Gradient, name: str, stage: int) -> Row:
     if grad is None:
-        return Row(name, (), "none", 0)
+        return Row(name, (), "none", 0, stage)
     if isinstance(grad, tf.IndexedSlices):
-        return Row(name, tuple(grad.values.shape[1:]), grad.values.dtype.name, 0)
+        return Row(name, tuple(grad.values.shape[1:]), grad.values.dtype.name, 0, stage)
     if not grad.shape.is_fully_defined():
         raise ValueError(
             f"the gradient of {name!r} has the shape {grad.shape}, which is not known before the step runs; "
@@ -179,7 +188,11 @@ def _row(grad: Gradient, name: str) -> Row:
         )
     # Horovod reduces no bfloat16: it travels as float32.
     dtype = tf.float32 if grad.dtype == tf.bfloat16 else grad.dtype
-    return Row(name, tuple(grad.shape), dtype.name, grad.shape.num_elements() * dtype.size)
+    return Row(name, tuple(grad.shape), dtype.name, grad.shape.num_elements() * dtype.size, stage)
+
+
+def _named(row: Row) -> str:
+    return f"{row.name} of stage {row.stage}" if row.stage else row.name
 
 
 def _kind(grad: Gradient, row: Row) -> str:

@@ -65,7 +65,7 @@ def _first(count: int, tasks: int) -> list[str]:
 
 def _so_many(count: int) -> list[str]:
     """Names of GPUs, or of logical CPUs, which are made where TensorFlow has not started yet."""
-    if len(tf.config.list_physical_devices("GPU")) >= count:
+    if len(tf.config.get_visible_devices("GPU")) >= count:
         return [f"/GPU:{i}" for i in range(count)]
     cpu = tf.config.list_physical_devices("CPU")[0]
     if len(tf.config.get_logical_device_configuration(cpu) or ()) < count:

@@ -65,6 +65,7 @@ class Pipeline:
       scale: what gradients are multiplied by, a scalar: the optimizer's loss scale.
       recompute: whether stages that would keep the activations of several micro-batches keep only what they took, and
         compute a forward again before its backward (Chen et al., Training Deep Nets with Sublinear Memory Cost, 2016).
+      agreed: makes of what this batch's loss is divided by what that of the ranks' batches together is.
 
     Raises:
       ValueError: the losses of the micro-batches do not add up to that of the batch.
@@ -80,11 +81,12 @@ class Pipeline:
         joined: bool,
         scale: tf.Tensor,
         recompute: bool = False,
+        agreed: Callable[[tf.Tensor], tf.Tensor] = tf.identity,
     ) -> None:
         self.network, self.stages, self.layout, self.order = network, stages, layout, order
         self.micros = 1 + max(step.micro for lane in order for step in lane)
         self._again = [recompute and kept > 1 for kept in live(order)]
-        self._loss, self._joined, self._scale = loss, joined, scale
+        self._loss, self._joined, self._scale, self._agreed = loss, joined, scale, agreed
         self._trainable = list({id(v): v for stage in stages for v in stage.trainable}.values())  # shared ones once
         self._gradients: dict[int, Any] = {}
         self._losses: list[tf.Tensor] = []
@@ -232,7 +234,7 @@ class Pipeline:
                 "their own, which are not: micro-batches cannot be added up before all are there. Use "
                 "schedule='gpipe', which takes one loss of the whole batch."
             )
-        whole = tf.add_n(self._divisors)
+        whole = self._agreed(tf.add_n(self._divisors))
         self._losses = [tf.math.divide_no_nan(loss, whole) for loss in self._losses]
         part = tf.math.reciprocal_no_nan(whole)
         for variable in self._trainable:

@@ -70,7 +70,14 @@ class RingAllReduceStrategy(tf.distribute.Strategy):
         if bucket_mb != "auto" and not (isinstance(bucket_mb, (int, float)) and bucket_mb > 0):
             raise ValueError(f'bucket_mb is {bucket_mb!r}; expected a positive number of megabytes, or "auto".')
         compression = compressions.resolve(compression)
-        world = World.from_env()
+        self._claim(World.from_env())
+        comm = collective.get()
+        super().__init__(RingExtended(self, comm, bucket_mb, compression, reduce_op))
+        if comm.size > 1:
+            agree_on_global_seed(comm)
+
+    def _claim(self, world: World) -> None:
+        """Takes this rank's device, before TensorFlow starts."""
         device = devices.claim(world)
         gpus = len(tf.config.list_physical_devices("GPU"))
         if gpus and device is None and world.is_chief:
@@ -79,10 +86,6 @@ class RingAllReduceStrategy(tf.distribute.Strategy):
                 f"({devices.VARIABLE}={os.environ.get(devices.VARIABLE, 'auto')})",
                 flush=True,
             )
-        comm = collective.get()
-        super().__init__(RingExtended(self, comm, bucket_mb, compression, reduce_op))
-        if comm.size > 1:
-            agree_on_global_seed(comm)
 
     def distribute(self, model: Any) -> Any:
         """Makes a Keras model train over all ranks; returns the same object, still of its own class.
@@ -99,7 +102,7 @@ class RingAllReduceStrategy(tf.distribute.Strategy):
         return distributed
 
     def run(self, fn, args=(), kwargs=None, options=None):
-        mixing.refuse_undistributed(fn)
+        mixing.refuse_undistributed(fn, type(self).__name__)
         self.extended.align_weights()
         return super().run(fn, args=args, kwargs=kwargs, options=options)
 
@@ -254,7 +257,8 @@ class RingExtended(tf.distribute.StrategyExtended):
             return self.comm.broadcast(tf.constant(own), 0, f"late/{next(self._late)}").numpy()
 
     def _update(self, var, fn, args, kwargs, group):
-        return fn(var, *args, **kwargs)
+        with tf.device(var.device):
+            return fn(var, *args, **kwargs)
 
     def _validate_colocate_with_variable(self, colocate_with_variable):
         """Every variable of the process will do, also of a model built before the scope."""

@@ -37,7 +37,7 @@ def align_once(model: Any) -> None:
     weights.synchronize_once(model, of(model))
 
 
-def refuse_undistributed(fn: Any) -> None:
+def refuse_undistributed(fn: Any, strategy: str) -> None:
     """Raises where Keras runs a step of a model that was compiled under the strategy but never distributed."""
     layers = [fn]  # Keras' step, inside its conversion of optional inputs and, with XLA, a tf.function
     while inner := getattr(layers[-1], "__wrapped__", getattr(layers[-1], "python_function", None)):
@@ -50,6 +50,6 @@ def refuse_undistributed(fn: Any) -> None:
             model = model or next((c for c in cells if isinstance(c, keras.Model)), None)
     if isinstance(model, keras.Model) and not has(model, RingTrainer):
         raise ValueError(
-            f"Model {model.name!r} runs under RingAllReduceStrategy but was not distributed, so its gradients and "
+            f"Model {model.name!r} runs under {strategy} but was not distributed, so its gradients and "
             "results would be one rank's. Add before compile(): `model = strategy.distribute(model)`."
         )

@@ -24,18 +24,23 @@ def compare(comm: Collective, what: str, facts: dict[str, Any]) -> dict[str, Any
     Raises:
         ValueError: on every rank, naming the first fact that differs, with each rank's value.
     """
-    text = json.dumps(facts, sort_keys=True, default=str).encode()
-    with watch.waiting(what):
-        lengths = comm.all_gather(tf.constant([len(text)], tf.int64), f"hello/{what}/length").numpy()
-        whole = bytes(comm.all_gather(tf.constant(np.frombuffer(text, np.uint8)), f"hello/{what}").numpy())
-    ends = np.cumsum(lengths)
-    told = [json.loads(whole[end - n : end]) for end, n in zip(ends, lengths, strict=True)]
+    told = told_by_all(comm, what, facts)
     for key in sorted(told[0].keys() | facts.keys()):
         values = [t.get(key) for t in told]
         if not key.startswith("_") and any(v != values[0] for v in values):
             shown = "; ".join(f"rank {r} ({comm.hosts[r]}): {v}" for r, v in enumerate(values))
             raise ValueError(f"{what} was called with a different {key} on each rank: {shown}. Call it alike on all.")
     return told[0]
+
+
+def told_by_all(comm: Collective, what: str, value: Any) -> list[Any]:
+    """The values, which are fit for JSON, of all ranks, by rank."""
+    text = json.dumps(value, sort_keys=True, default=str).encode()
+    with watch.waiting(what):
+        lengths = comm.all_gather(tf.constant([len(text)], tf.int64), f"hello/{what}/length").numpy()
+        whole = bytes(comm.all_gather(tf.constant(np.frombuffer(text, np.uint8)), f"hello/{what}").numpy())
+    ends = np.cumsum(lengths)
+    return [json.loads(whole[end - n : end]) for end, n in zip(ends, lengths, strict=True)]
 
 
 def agree_on_global_seed(comm: Collective) -> None:

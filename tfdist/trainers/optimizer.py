@@ -43,14 +43,15 @@ class OptimizerState:
             self._reducer = self.ring.make_reducer()
         names = [unnumbered(getattr(v, "path", v.name)) for v in self.variables]
         if len(names) != len(gradients):
-            names = [f"gradient {i}" for i in range(len(gradients))]
+            names, places = [f"gradient {i}" for i in range(len(gradients))], None
         else:
+            places = self.ring.places(self.variables)
             for gradient, variable in zip(gradients, self.variables, strict=True):
                 if isinstance(gradient, tf.Tensor):  # shape inference may have lost what the variable knows
                     gradient.set_shape(variable.shape)
         facts = None if step.facts_sent else self.ring.facts(step)
         step.facts_sent = True
-        summed, known = self._reducer.reduce(list(gradients), names, f"{step.key}/{self.key}", facts)
+        summed, known = self._reducer.reduce(list(gradients), names, f"{step.key}/{self.key}", facts, places)
         if known is not None:
             self.ring.learn(known, step)
         return summed
@@ -76,7 +77,7 @@ class RingOptimizer:
             grads = self._tfdist_weighted(list(grads), step)
         elif self.__dict__["_tfdist"].ring.comm.size == 1:
             # As on many ranks, where the rows of a sparse gradient are summed before the update.
-            grads = [sparse.deduplicate(g) if isinstance(g, tf.IndexedSlices) else g for g in grads]
+            grads = [_once_a_row(g) if isinstance(g, tf.IndexedSlices) else g for g in grads]
         return super().apply(grads, trainable_variables)
 
     def _get_current_learning_rate(self):
@@ -142,6 +143,11 @@ class RingLossScaleOptimizer(RingOptimizer):
         else:
             return finite  # of gradients that were summed before
         return tf.cast(ring.comm.all_reduce(tf.cast(finite, tf.int32), name, "min"), tf.bool)
+
+
+def _once_a_row(gradient: tf.IndexedSlices) -> tf.IndexedSlices:
+    with tf.device(gradient.values.device):
+        return sparse.deduplicate(gradient)
 
 
 def adopt(optimizer: Any, ring: Any, key: str) -> None:

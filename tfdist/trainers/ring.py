@@ -231,7 +231,7 @@ def adopt(model: Any) -> None:
 
 def own_step(model: Any) -> bool:
     """Whether the user's class brings its own train_step or test_step."""
-    cls = type(model).__mro__[2]  # past the swapped class and the mixin
+    cls = model.__class__  # without what was mixed in
     return cls.train_step is not keras.Model.train_step or cls.test_step is not keras.Model.test_step
 
 

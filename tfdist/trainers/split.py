@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import keras
@@ -50,24 +52,33 @@ class Split:
         self.tracing = False
         self.pace = Pace()
 
+    def watching(self, what: str) -> contextlib.AbstractContextManager[None]:
+        """See `ModelParallelStrategy.watching`; a ring's ranks have deadlines of their own."""
+        watch = getattr(self.strategy, "watching", None)
+        return watch(what) if watch else contextlib.nullcontext()
+
 
 class SplitTrainer:
     """Mixed into a `keras.Model`; `self` stays the user's Sequential or functional model."""
 
+    @property
+    def _tfdist_split(self) -> Split:
+        return self.__dict__["_tfdist"]
+
     def fit(self, *args: Any, **kwargs: Any) -> Any:
-        with self.__dict__["_tfdist"].strategy.watching("fit"):
+        with self._tfdist_split.watching("fit"):
             return super().fit(*args, **kwargs)
 
     def evaluate(self, *args: Any, **kwargs: Any) -> Any:
-        with self.__dict__["_tfdist"].strategy.watching("evaluate"):
+        with self._tfdist_split.watching("evaluate"):
             return super().evaluate(*args, **kwargs)
 
     def predict(self, *args: Any, **kwargs: Any) -> Any:
-        with self.__dict__["_tfdist"].strategy.watching("predict"):
+        with self._tfdist_split.watching("predict"):
             return super().predict(*args, **kwargs)
 
     def save(self, *args: Any, **kwargs: Any) -> Any:
-        with self.__dict__["_tfdist"].strategy.watching("save"):
+        with self._tfdist_split.watching("save"):
             return super().save(*args, **kwargs)
 
     def compile(self, *args: Any, **kwargs: Any) -> None:
@@ -76,7 +87,7 @@ class SplitTrainer:
         adopt(self)
 
     def call(self, inputs: Any, training: Any = None, mask: Any = None, **kwargs: Any) -> Any:
-        state = self.__dict__["_tfdist"]
+        state = self._tfdist_split
         if any(isinstance(t, keras.KerasTensor) for t in keras.tree.flatten(inputs)):
             return super().call(inputs, training=training, mask=mask, **kwargs)
         flat = keras.tree.flatten(inputs)
@@ -88,10 +99,10 @@ class SplitTrainer:
     @property
     def losses(self) -> list[Any]:
         """Losses that layers have added, as everywhere; none while the stages count them."""
-        return [] if self.__dict__["_tfdist"].tracing else super().losses
+        return [] if self._tfdist_split.tracing else super().losses
 
     def train_step(self, data: Any) -> Any:
-        state = self.__dict__["_tfdist"]
+        state = self._tfdist_split
         split_losses.adopt(self)
         # Outside of graphs Keras passes arrays on as they are.
         data = keras.tree.map_structure(lambda t: tf.convert_to_tensor(t) if isinstance(t, np.ndarray) else t, data)
@@ -106,7 +117,15 @@ class SplitTrainer:
         state.tracing = True
         try:
             step = Pipeline(
-                state.network, state.stages, state.layout, order, loss, joined, scale, asked.recompute
+                state.network,
+                state.stages,
+                state.layout,
+                order,
+                loss,
+                joined,
+                scale,
+                asked.recompute,
+                split_losses.agreed,
             )
             done = step.run((x, y, sample_weight))
         finally:
@@ -119,9 +138,8 @@ class SplitTrainer:
             self.optimizer.apply_gradients([(done.gradients.get(id(v)), v) for v in variables])
         return self.compute_metrics(x, y, done.outputs, sample_weight=sample_weight)
 
-
     def make_train_function(self, force: bool = False) -> Any:
-        before, pace = self.train_function, self.__dict__["_tfdist"].pace
+        before, pace = self.train_function, self._tfdist_split.pace
         super().make_train_function(force)
         pace.begin()
         if self.train_function is not before:
@@ -129,7 +147,7 @@ class SplitTrainer:
         return self.train_function
 
     def reset_metrics(self) -> None:
-        self.__dict__["_tfdist"].pace.pause()  # Keras calls it first in each epoch
+        self._tfdist_split.pace.pause()  # Keras calls it first in each epoch
         super().reset_metrics()
 
 
@@ -159,7 +177,7 @@ def _device(variable: Any) -> str:
 
 def plan_of(model: Any) -> Plan | None:
     """Of a model that was distributed; None where it was not."""
-    return model.__dict__["_tfdist"].plan if has(model, SplitTrainer) else None
+    return model._tfdist_split.plan if has(model, SplitTrainer) else None
 
 
 def distribute(model: Any, strategy: Any, wishes: Wishes) -> Any:
@@ -167,6 +185,17 @@ def distribute(model: Any, strategy: Any, wishes: Wishes) -> Any:
     model = given(model, strategy, SplitTrainer)
     if has(model, SplitTrainer):
         return model
+    mix(model, strategy, SplitTrainer, cut(model, strategy, wishes, plan), adopt, NO_XLA)
+    settle(model)
+    return model
+
+
+def cut(model: Any, strategy: Any, wishes: Wishes, planned: Callable[[Network, Wishes], Plan]) -> Split:
+    """A model's stages, see `distribute`, by the plan that `planned` makes; the model stays as it is.
+
+    Raises:
+      ValueError: it cannot be cut, or its optimizer keeps slots that cannot be moved.
+    """
     if type(model).train_step is not keras.Model.train_step:
         raise ValueError(
             f"Model {model.name!r} has a train_step of its own, which knows nothing of stages. Train it with "
@@ -176,7 +205,7 @@ def distribute(model: Any, strategy: Any, wishes: Wishes) -> Any:
     check_home(model)
     for optimizer in _optimizers(model):
         _slots(optimizer, model)  # which raises before anything is changed
-    found = plan(network, wishes)
+    found = planned(network, wishes)
     positions = found.positions(network.names)
     last = len(positions) - 1
     stages = [
@@ -185,9 +214,7 @@ def distribute(model: Any, strategy: Any, wishes: Wishes) -> Any:
     ]
     needs = [operation.needs for operation in network.operations]
     layout = layout_of(positions, [stage.lane for stage in stages], needs, network.ends)
-    mix(model, strategy, SplitTrainer, Split(strategy, network, stages, layout, wishes, found), adopt, NO_XLA)
-    settle(model)
-    return model
+    return Split(strategy, network, stages, layout, wishes, found)
 
 
 def adopt(model: Any) -> None:
@@ -198,7 +225,7 @@ def adopt(model: Any) -> None:
     """
     if not getattr(model, "compiled", False):
         return
-    state = model.__dict__["_tfdist"]
+    state = model._tfdist_split
     if getattr(model, "_functional", state.network.functional) not in (state.network.functional, None):
         raise ValueError(
             f"Model {model.name!r} got or lost layers after it was distributed. Build it anew, and distribute it last."
@@ -213,7 +240,7 @@ def adopt(model: Any) -> None:
 def settle(model: Any) -> None:
     """Moves variables, and the slots that there are, to the device of the first stage that reads them."""
     known: set[int] = set()
-    for stage in model.__dict__["_tfdist"].stages:
+    for stage in model._tfdist_split.stages:
         for variable in stage.variables:
             if id(variable) not in known and variable.value.device != stage.device:
                 private.place(variable, stage.device)

@@ -11,6 +11,7 @@ import tensorflow as tf
 
 from tfdist import private
 from tfdist.trainers import losses
+from tfdist.trainers.step import current
 
 _here = threading.local()
 
@@ -40,13 +41,15 @@ class MicroLoss(losses.PartLoss):
     _tfdist_part = staticmethod(_part)
 
 
-class MicroTracker(losses.Tracker):
-    """Mixed into the mean that Keras keeps for each of several outputs: a batch counts once."""
+class MicroTracker(losses.OutputLossTracker):
+    """Mixed into the mean that Keras keeps for each of several outputs: a batch counts once, on all ranks together."""
 
     @staticmethod
     def _tfdist_weight() -> Any:
-        part = _part()
-        return None if part is None else part.share
+        part, rank = _part(), losses.OutputLossTracker._tfdist_weight()
+        if part is None or rank is None:
+            return rank if part is None else part.share
+        return part.share * rank
 
 
 def adopt(model: Any) -> None:
@@ -78,7 +81,19 @@ def of_part(model: Any, x: Any, y: Any, y_pred: Any, sample_weight: Any, share: 
             "micro-batches cannot be added up before all are there. Use schedule='gpipe', which takes one loss of the "
             "whole batch."
         )
+    step = current()
+    if part.divisor is not None and step is not None and step.reduce_op == "mean":
+        # As `losses.GlobalLoss`: what a rank's loss will be multiplied by is taken off, and the divisor is the ranks'.
+        loss = tf.math.divide_no_nan(loss, tf.cast(step.weight, loss.dtype))
     return loss, part.divisor
+
+
+def agreed(divisor: tf.Tensor) -> tf.Tensor:
+    """What the loss of a batch is divided by, from what this process' part of it would be: on a ring the ranks' sum."""
+    step = current()
+    if step is None or step.reduce_op != "mean":
+        return divisor
+    return step.comm.all_reduce(step.silenced(divisor), step.name("divisor"), "sum")
 
 
 def _loss(model: Any, x: Any, y: Any, y_pred: Any, sample_weight: Any) -> tf.Tensor:

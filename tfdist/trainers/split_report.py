@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from tfdist.planner.outlook import Report
+from tfdist.planner.plan import Plan
 from tfdist.ps.slots import Slots
 from tfdist.split import planning, profile, survey
 from tfdist.split.network import Network
@@ -13,20 +14,21 @@ from tfdist.trainers.split import SplitTrainer
 from tfdist.trainers.swap import has
 
 
-def report(model: Any, wishes: Wishes, batch: int | None = None) -> Report:
+def report(model: Any, wishes: Wishes, batch: int | None = None, plan: Plan | None = None) -> Report:
     """What the plan in use brings, or that which `distribute` would make.
 
     Args:
       model: Sequential or functional, distributed or not; it stays as it is.
       wishes: of the strategy.
       batch: samples of a batch; None: those of `wishes`, else of the last `fit`, else `profile.UNKNOWN` a micro-batch.
+      plan: the one meant, where it is known.
 
     Raises:
       ValueError: as `ModelParallelStrategy.distribute`.
     """
-    state = model.__dict__["_tfdist"] if has(model, SplitTrainer) else None
+    state = model._tfdist_split if has(model, SplitTrainer) else None
     network = Network(model) if state is None else state.network
-    plan = planning.plan(network, wishes) if state is None else state.plan
+    plan = plan or (planning.plan(network, wishes) if state is None else state.plan)
     measured = None if state is None else state.pace.measured()
     if batch is None:
         seen = None if state is None else state.pace.batch

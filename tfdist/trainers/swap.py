@@ -14,17 +14,17 @@ T = TypeVar("T")
 
 def swap(obj: T, mixin: type) -> T:
     """Puts `mixin` before the class of `obj`, in place, and returns `obj`. Twice is once."""
-    cls = type(obj)
+    cls, its_own = type(obj), obj.__class__  # the user's, also where something was mixed in before
     if issubclass(cls, mixin):
         return obj
     namespace: dict[str, Any] = {
         "__module__": cls.__module__,
         "__qualname__": cls.__qualname__,
         "__doc__": cls.__doc__,
-        "__class__": property(lambda self: cls),
+        "__class__": property(lambda self: its_own),
     }
-    # Past Keras' __setattr__, which would try to track the class as a layer's attribute.
-    object.__setattr__(obj, "__class__", type(cls.__name__, (mixin, cls), namespace))
+    # Past Keras' __setattr__, which would try to track the class as a layer's attribute, and past the property above.
+    object.__dict__["__class__"].__set__(obj, type(cls.__name__, (mixin, cls), namespace))
     return obj
 
 

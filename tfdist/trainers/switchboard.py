@@ -13,7 +13,7 @@ from tfdist.comm.buckets import Row
 from tfdist.comm.clock import Clock
 from tfdist.comm.collective import Collective
 from tfdist.comm.link import choose_bucket_bytes, measure
-from tfdist.comm.reducer import GradientReducer
+from tfdist.comm.reducer import NOWHERE, GradientReducer, Place
 from tfdist.trainers.step import Step
 
 DIFFERENT_BATCHES = "tfdist: the ranks cut their shares from different global batches"
@@ -69,12 +69,20 @@ class Switchboard:
         if setting != "auto":
             self.bucket_bytes = int(setting * 2**20)
             return
-        rows = [Row(v.path, tuple(v.shape), str(v.dtype), _nbytes(v)) for v in variables]
+        stages = [stage for stage, _ in self.places(variables)]
+        rows = [
+            Row(v.path, tuple(v.shape), str(v.dtype), _nbytes(v), stage)
+            for v, stage in zip(variables, stages, strict=True)
+        ]
         link = self.strategy.extended.link
         if link is None:
             link = self.strategy.extended.link = measure(self.comm)
         self.bucket_bytes, why = choose_bucket_bytes(rows, link)
         self.tell(why)
+
+    def places(self, variables: list[Any]) -> list[Place]:
+        """Where the gradients of variables are made: a model that is whole has one place."""
+        return [NOWHERE] * len(variables)
 
     def make_reducer(self) -> GradientReducer:
         if not self.bucket_bytes:
