@@ -3,16 +3,14 @@
 A stage is some of a model's operations on one device. Where a model is cut in a row, each device has one stage. Where
 its branches are on different devices, a device can have several, so that branches run side by side::
 
-    operations            stages
-         .-> b1 -> b2 -.       .-> (b1 b2 on 1) -.       b1 can begin when `stem` is done,
-    stem                cat  0                    3      before a1 and a2 are.
-         '-> a1 -> a2 -'       '-> (a1 a2 on 0) -'
+          .-> b1 -> b2 -.               on device 1:          b1 b2
+    stem -|              |-> join       on device 0:    stem  a1 a2  join
+          '-> a1 -> a2 -'
 """
 
 from __future__ import annotations
 
 import functools
-import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -63,6 +61,9 @@ def chain(stages: int) -> Layout:
 def grouped(devices: Sequence[int], needs: Sequence[Sequence[int]]) -> list[tuple[int, ...]]:
     """Stages for operations whose devices are given, as few as let what can run side by side do so.
 
+    Operations of a device are a stage where they wait for the same operations of other devices, and the same operations
+    of other devices wait for them. No two stages made like that can wait for each other.
+
     Args:
         devices: by operation, in an order in which each comes after what it needs.
         needs: by operation: positions of the operations it takes from.
@@ -70,19 +71,27 @@ def grouped(devices: Sequence[int], needs: Sequence[Sequence[int]]) -> list[tupl
     Returns:
         positions of the operations of each stage, in an order in which each stage comes after what it needs.
     """
-    # Operations of one device belong together that come after the same number of changes of device...
-    levels: list[int] = []
-    for device, mine in zip(devices, needs, strict=True):
-        levels.append(max((levels[n] + (devices[n] != device) for n in mine), default=0))
-    # ... but those that nothing on other devices waits for come after the others, and hold nobody up.
-    awaited = [False] * len(devices)
-    for position in reversed(range(len(devices))):
-        for need in needs[position]:
-            same = devices[need] == devices[position] and levels[need] == levels[position]
-            awaited[need] |= awaited[position] if same else devices[need] != devices[position]
-    keys = [(levels[i], not awaited[i], devices[i]) for i in range(len(devices))]
-    order = sorted(range(len(devices)), key=lambda i: (keys[i], i))
-    return [tuple(group) for _, group in itertools.groupby(order, key=lambda i: keys[i])]
+    count = len(devices)
+    before, after = [0] * count, [0] * count  # sets, as bits
+    for i in range(count):
+        for need in needs[i]:
+            before[i] |= before[need] | 1 << need
+    for i in reversed(range(count)):
+        for need in needs[i]:
+            after[need] |= after[i] | 1 << i
+    others = [sum(1 << i for i in range(count) if devices[i] != device) for device in range(max(devices) + 1)]
+    groups: dict[tuple[int, int, int], list[int]] = {}
+    for i, device in enumerate(devices):
+        groups.setdefault((device, before[i] & others[device], after[i] & others[device]), []).append(i)
+    home = {i: key for key, group in groups.items() for i in group}
+    waits = {key: {home[n] for i in group for n in needs[i]} - {key} for key, group in groups.items()}
+    ordered: list[tuple[int, ...]] = []
+    while waits:
+        # Groups are known in the order of their first operations.
+        key = next(key for key, needed in waits.items() if not needed & waits.keys())
+        del waits[key]
+        ordered.append(tuple(groups[key]))
+    return ordered
 
 
 def layout_of(

@@ -83,7 +83,7 @@ def plan(network: Network, asked: Wishes) -> Plan:
     count, balance = len(asked.devices), asked.balance
     if isinstance(balance, Plan):
         balance.positions(network.names)
-        return balance
+        return Plan(network.name, balance.stages)
     if isinstance(balance, dict):
         return _by_mapping(network, asked)
     if isinstance(balance, list):
