@@ -8,6 +8,7 @@ import time
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 
 import tfdist
 from tests.helpers.checks import Checks
@@ -203,6 +204,14 @@ def what_has_no_plan_is_refused(ring):
 
     broken = keras.Sequential([keras.Input((4,)), Fails(name="fails"), L.Dense(3)])
     refused(lambda: strategy.report(broken), "layer 'fails' could not be timed on made-up input of 32 samples")
+
+    class Checks(L.Layer):
+        def call(self, x):
+            with tf.control_dependencies([tf.debugging.assert_greater(x, 1e9, "no such data")]):
+                return tf.identity(x)
+
+    picky = keras.Sequential([keras.Input((4,)), Checks(), L.Dense(3)], name="picky")
+    refused(lambda: strategy.report(picky), "model 'picky' could not be timed on made-up input of 32 samples (")
 
 
 test_split_report = CHECKS.tests()

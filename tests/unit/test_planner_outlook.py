@@ -304,5 +304,5 @@ def test_the_picture_says_what_it_shows(tmp_path):
 
 def test_a_missing_matplotlib_is_named(monkeypatch, tmp_path):
     monkeypatch.setattr(picture.importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(ModuleNotFoundError, match=r"needs matplotlib, .* pip install 'tfdist\[plot\]'"):
+    with pytest.raises(ModuleNotFoundError, match=r"needs matplotlib, .* pip install matplotlib"):
         even(2, 2).timeline(tmp_path / "step.png")

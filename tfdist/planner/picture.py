@@ -27,8 +27,8 @@ def check() -> None:
     """Raises ModuleNotFoundError unless matplotlib is installed."""
     if importlib.util.find_spec("matplotlib") is None:
         raise ModuleNotFoundError(
-            "the picture of a step needs matplotlib, which is not installed: pip install 'tfdist[plot]', or "
-            "pip install matplotlib."
+            "the picture of a step needs matplotlib, which is not installed: pip install matplotlib (tfdist's extra "
+            "`plot`)."
         )
 
 

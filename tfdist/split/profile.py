@@ -127,8 +127,8 @@ def _host(place: str) -> str:
 
 def _untimed(what: str, batch: int, error: Exception) -> str:
     return (
-        f"{what} could not be timed on made-up input of {batch} samples ({error}). Use "
-        'balance="parameters", or say how many operations each stage gets.'
+        f"{what} could not be timed on made-up input of {batch} samples ({error}). A cut by time and a report need "
+        'that; balance="parameters" or "memory", numbers of operations and mappings do without.'
     )
 
 
