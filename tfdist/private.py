@@ -46,7 +46,7 @@ METHODS: dict[str, tuple[str, ...]] = {
         "_resolve_auto_jit_compile",
     ),
     "keras.layers.Layer": ("_get_own_losses",),
-    "keras.Variable": ("_initialize",),
+    "keras.Variable": ("_initialize", "_serialize_to_tensors", "_restore_from_tensors"),
     "keras.optimizers.Optimizer": (
         "_clip_gradients",
         "_all_reduce_sum_gradients",
@@ -55,8 +55,12 @@ METHODS: dict[str, tuple[str, ...]] = {
         "_use_weight_decay",
         "_var_key",
         "_overwrite_model_variables_with_average_value",
+        "_update_model_variables_moving_average",
+        "_apply_weight_decay",
+        "_backend_increment_gradient_accumulators",
+        "_backend_reset_gradient_accumulators",
     ),
-    "keras.optimizers.LossScaleOptimizer": ("check_finite", "scale_loss"),
+    "keras.optimizers.LossScaleOptimizer": ("check_finite", "scale_loss", "_stateful_handle_finite_grads"),
     "tensorflow.distribute.StrategyExtended": (
         "_create_variable",
         "_experimental_distribute_dataset",
@@ -276,6 +280,13 @@ def decays(optimizer: Any, variable: Any) -> bool:
     return bool(optimizer._use_weight_decay(variable))
 
 
+def list_variables(optimizer: Any, variables: list[Any]) -> None:
+    """Gives an optimizer another list of its variables, which is what it saves."""
+    optimizer.__dict__["_variables"] = variables
+    chosen, _ = optimizer._tracker.config["variables"]
+    optimizer._tracker.config["variables"] = (chosen, variables)
+
+
 def functional_of(model: Any) -> Any:
     """The functional model inside a Sequential, or a functional model itself; None where a `call` says what happens."""
     inner = getattr(model, "_functional", model)  # of a Sequential, None before it is built
@@ -325,10 +336,40 @@ def track_loss(model: Any, loss: Any, samples: Any) -> None:
 
 def place(variable: Any, device: str) -> None:
     """Moves a built Keras variable, with its value, to another device."""
+    moved = elsewhere(variable.value, variable.value.numpy(), device)
+    moved._unique_id = variable.value._unique_id  # by which an optimizer knows whether it decays
+    variable._initialize(moved)
+
+
+def elsewhere(variable: Any, value: Any, device: str) -> Any:
+    """A `tf.Variable` of another value on another device, else as `variable`: by its full name, trainable or not."""
     tf = importlib.import_module("tensorflow")
-    value = variable.value.numpy()
-    with tf.device(device):
-        variable._initialize(tf.convert_to_tensor(value))
+    scope, _, name = variable.name.partition(":")[0].rpartition("/")
+    with tf.device(device), tf.name_scope(f"{scope}/") if scope else contextlib.nullcontext():
+        return tf.Variable(
+            tf.convert_to_tensor(value, variable.dtype),
+            trainable=variable.trainable,
+            name=name,
+            aggregation=variable.aggregation,
+            synchronization=variable.synchronization,
+        )
+
+
+def become(variable: Any, value: Any, path: str) -> None:
+    """Gives a Keras variable a value of another shape, and another path."""
+    variable._value, variable._shape, variable._ndim = value, tuple(value.shape), len(value.shape)
+    variable._path = path
+
+
+def held_by(variable: Any) -> Any:
+    """What a Keras variable keeps as its value, whatever the scope."""
+    return variable._value
+
+
+def train_on(optimizer: Any, variables: list[Any]) -> None:
+    """Tells a built optimizer that it is for other variables than it was built on; its slots are the caller's."""
+    optimizer.__dict__["_trainable_variables"] = variables
+    reindex(optimizer)
 
 
 def reindex(optimizer: Any) -> None:

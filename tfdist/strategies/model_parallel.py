@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import operator
 from collections.abc import Sequence
 from typing import Any
@@ -10,7 +11,7 @@ from typing import Any
 from tfdist.planner import partition
 from tfdist.planner.schedule import live, order_of
 from tfdist.split import profile
-from tfdist.split.devices import checked, checked_name
+from tfdist.split.devices import checked, checked_name, separated
 from tfdist.strategies.one_process import OneProcessStrategy
 from tfdist.trainers import split as mixing
 from tfdist.trainers.models import check_backend
@@ -40,7 +41,8 @@ class ModelParallelStrategy(OneProcessStrategy):
       balance: where to cut, so that the slowest stage is as fast as can be. "time": by the time of each operation,
         measured on made-up input when the model is distributed; "parameters": by bytes of weights. Or a list: so many
         operations to each stage. Or a mapping from names of layers to devices: a named layer and what follows it, up to
-        the next named one, on that device.
+        the next named one, on that device. Several devices for a Dense, EinsumDense or Embedding: its weights in parts
+        on them, by columns or rows; what else there is of it, and what follows, on the first.
       microbatches: of a batch; "auto": four for each stage after the first.
       schedule: "1f1b", which keeps the activations of few micro-batches, or "gpipe".
 
@@ -52,7 +54,7 @@ class ModelParallelStrategy(OneProcessStrategy):
         self,
         devices: Sequence[str] | int | None = None,
         *,
-        balance: str | Sequence[int] | dict[str, str] = "time",
+        balance: str | Sequence[int] | dict[str, str | Sequence[str]] = "time",
         microbatches: int | str = "auto",
         schedule: str = "1f1b",
     ) -> None:
@@ -60,6 +62,7 @@ class ModelParallelStrategy(OneProcessStrategy):
         self.devices = checked(devices)
         self.microbatches = _count(microbatches, MICROS_PER_WAIT * (len(self.devices) - 1))
         self._live = live(order_of(schedule, len(self.devices), self.microbatches))
+        balance, self.parts = separated(balance, self.devices)
         self.schedule, self.balance = schedule, _form(balance, self.devices)
         super().__init__(self.devices[0])
 
@@ -99,7 +102,7 @@ class ModelParallelStrategy(OneProcessStrategy):
             if device != devices[-1]:
                 bounds.append(position)
                 devices.append(device)
-        if len(set(devices)) < 2:
+        if len({*devices, *itertools.chain(*self.parts.values())}) < 2:
             raise ValueError(
                 f"balance {self.balance} puts all layers on {devices[0]}; name a layer for another device. The model's "
                 f"layers are {', '.join(names)}."
@@ -130,5 +133,5 @@ def _form(balance: Any, devices: Sequence[str]) -> Any:
             return [operator.index(count) for count in balance]
     raise ValueError(
         f'balance is {balance!r}, expected "time", "parameters", {len(devices)} numbers of operations (one for each '
-        "device), or a mapping from names of layers to devices."
+        "device), or a mapping from names of layers to devices, or to several devices each."
     )

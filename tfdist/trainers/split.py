@@ -15,9 +15,10 @@ from tfdist.data.share import rows
 from tfdist.planner.schedule import order_of
 from tfdist.ps.slots import Slots
 from tfdist.split.network import Network
+from tfdist.split.parts import Part, expanded, is_whole
 from tfdist.split.pipeline import Pipeline
 from tfdist.split.stages import Stage, forward
-from tfdist.trainers import split_losses
+from tfdist.trainers import split_losses, split_parts, split_updates
 from tfdist.trainers.arguments import refuse_jit
 from tfdist.trainers.models import given, mix
 from tfdist.trainers.swap import has, swap
@@ -84,7 +85,7 @@ class SplitTrainer:
         private.track_loss(self, done.loss, rows(x))
         for variable, value in done.state:
             variable.assign(value)
-        variables = self.trainable_variables
+        variables = expanded(self.trainable_variables)
         if variables:
             self.optimizer.apply_gradients([(done.gradients.get(id(v)), v) for v in variables])
         return self.compute_metrics(x, y, done.outputs, sample_weight=sample_weight)
@@ -126,12 +127,16 @@ def distribute(model: Any, strategy: Any, plan: Any, micros: int, schedule: str)
         )
     network = Network(model)
     for optimizer in _optimizers(model):
-        _slots(optimizer, model)  # which raises before anything is changed
+        _slots(optimizer)  # which raises before anything is changed
     bounds, devices = plan(network)
+    held = split_parts.checked(network, strategy.parts)
+    for optimizer in _optimizers(model) if held else ():
+        split_updates.check_optimizer(optimizer)
     stages = [
         Stage(i, device, network.operations[a:b], network, last=i == len(devices) - 1)
         for i, ((a, b), device) in enumerate(zip(itertools.pairwise(bounds), devices, strict=True))
     ]
+    split_parts.hold(held)
     mix(model, strategy, SplitTrainer, Split(strategy, network, stages, micros, schedule), adopt, NO_XLA)
     settle(model)
     return model
@@ -152,6 +157,7 @@ def adopt(model: Any) -> None:
         )
     for optimizer in _optimizers(model):
         swap(optimizer, SplitOptimizer)
+        split_updates.adopt(model, optimizer)
     settle(model)
     if model.jit_compile:
         model.jit_compile = False
@@ -162,11 +168,12 @@ def settle(model: Any) -> None:
     known: set[int] = set()
     for stage in model.__dict__["_tfdist"].stages:
         for variable in stage.variables:
-            if id(variable) not in known and variable.value.device != stage.device:
+            apart = isinstance(variable, Part) or id(variable) in known
+            if not apart and variable.value.device != stage.device:
                 private.place(variable, stage.device)
             known.add(id(variable))
     for optimizer in _optimizers(model):
-        for variable, row in zip(model.trainable_variables, _slots(optimizer, model), strict=False):
+        for variable, row in zip(private.trained_by(optimizer), _slots(optimizer), strict=False):
             for slot in row.values():
                 if slot.value.device != variable.value.device:
                     private.place(slot, variable.value.device)
@@ -179,7 +186,8 @@ def _optimizers(model: Any) -> list[Any]:
     return [o for o in (outer, getattr(outer, "inner_optimizer", None)) if o is not None]
 
 
-def _slots(optimizer: Any, model: Any) -> list[dict[str, Any]]:
+def _slots(optimizer: Any) -> list[dict[str, Any]]:
     if not optimizer.built or hasattr(optimizer, "inner_optimizer"):
         return []
-    return Slots(optimizer, len(model.trainable_variables)).rows
+    wholes = [id(v) for v in optimizer.variables if is_whole(v)]  # whose parts are the slots
+    return Slots(optimizer, len(private.trained_by(optimizer)), wholes).rows
