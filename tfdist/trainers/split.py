@@ -18,9 +18,10 @@ from tfdist.split.network import Network
 from tfdist.split.parts import Part, expanded, is_whole
 from tfdist.split.pipeline import Pipeline
 from tfdist.split.stages import Stage, forward
-from tfdist.trainers import split_losses, split_parts, split_updates
+from tfdist.trainers import split_losses, split_parts, split_slots
 from tfdist.trainers.arguments import refuse_jit
 from tfdist.trainers.models import given, mix
+from tfdist.trainers.split_optimizer import SplitOptimizer
 from tfdist.trainers.swap import has, swap
 
 NO_XLA = "a step over several devices cannot be one XLA program. Leave it out or pass jit_compile=False."
@@ -91,30 +92,6 @@ class SplitTrainer:
         return self.compute_metrics(x, y, done.outputs, sample_weight=sample_weight)
 
 
-class SplitOptimizer:
-    """Mixed into the optimizer of `compile`: its slots are, and its arithmetic happens, where its variables are."""
-
-    def add_variable_from_reference(self, reference_variable: Any, *args: Any, **kwargs: Any) -> Any:
-        with tf.device(_device(reference_variable)):
-            return super().add_variable_from_reference(reference_variable, *args, **kwargs)
-
-    def update_step(self, gradient: Any, variable: Any, learning_rate: Any) -> Any:
-        with tf.device(_device(variable)):
-            return super().update_step(gradient, variable, learning_rate)
-
-    def _overwrite_model_variables_with_average_value(self, trainable_variables: Any) -> None:
-        # Keras' own asks the optimizer's strategy, whose scope would be a second one within the model's.
-        for variable, average in zip(trainable_variables, self._model_variables_moving_average, strict=True):
-            if average is not None:
-                with tf.device(_device(variable)):
-                    variable.assign(average.value)
-
-
-def _device(variable: Any) -> str:
-    """Keras hands its optimizers variables of its own at some places, and TensorFlow's at others."""
-    return (variable if isinstance(variable, tf.Variable) else variable.value).device
-
-
 def distribute(model: Any, strategy: Any, plan: Any, micros: int, schedule: str) -> Any:
     """See `ModelParallelStrategy.distribute`. `plan` gives the stages' bounds and devices for a network."""
     model = given(model, strategy, SplitTrainer)
@@ -131,7 +108,7 @@ def distribute(model: Any, strategy: Any, plan: Any, micros: int, schedule: str)
     bounds, devices = plan(network)
     held = split_parts.checked(network, strategy.parts)
     for optimizer in _optimizers(model) if held else ():
-        split_updates.check_optimizer(optimizer)
+        split_slots.check_optimizer(optimizer)
     stages = [
         Stage(i, device, network.operations[a:b], network, last=i == len(devices) - 1)
         for i, ((a, b), device) in enumerate(zip(itertools.pairwise(bounds), devices, strict=True))
@@ -156,8 +133,10 @@ def adopt(model: Any) -> None:
             f"Model {model.name!r} got or lost layers after it was distributed. Build it anew, and distribute it last."
         )
     for optimizer in _optimizers(model):
+        if any(is_whole(v) for v in model.variables):
+            split_slots.check_optimizer(optimizer)
+            split_slots.cut_slots(optimizer)
         swap(optimizer, SplitOptimizer)
-        split_updates.adopt(model, optimizer)
     settle(model)
     if model.jit_compile:
         model.jit_compile = False

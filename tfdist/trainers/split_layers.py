@@ -43,9 +43,6 @@ class Held:
     def enable_lora(self, *args: Any, **kwargs: Any) -> NoReturn:
         self._refuse("LoRA")
 
-    def quantize(self, *args: Any, **kwargs: Any) -> NoReturn:
-        self._refuse("quantization")
-
 
 class ByColumns(Held):
     """Mixed into Dense and EinsumDense: each part computes its own columns of the output."""

@@ -10,7 +10,7 @@ import keras
 from tfdist.split.network import Network
 from tfdist.split.parts import Part, Parts, cut
 from tfdist.trainers.split_layers import ByColumns, ByRows, columns_of
-from tfdist.trainers.split_updates import joined
+from tfdist.trainers.split_slots import joined
 from tfdist.trainers.swap import swap
 
 KINDS = {keras.layers.Dense: ByColumns, keras.layers.EinsumDense: ByColumns, keras.layers.Embedding: ByRows}

@@ -17,15 +17,14 @@ def swap(obj: T, mixin: type) -> T:
     cls = type(obj)
     if issubclass(cls, mixin):
         return obj
-    shown = obj.__class__  # of an object with another mixin, still the original
     namespace: dict[str, Any] = {
         "__module__": cls.__module__,
         "__qualname__": cls.__qualname__,
         "__doc__": cls.__doc__,
-        "__class__": property(lambda self: shown),
+        "__class__": property(lambda self: cls),
     }
-    # Past Keras' __setattr__, which would try to track the class as a layer's attribute, and past the property above.
-    vars(object)["__class__"].__set__(obj, type(cls.__name__, (mixin, cls), namespace))
+    # Past Keras' __setattr__, which would try to track the class as a layer's attribute.
+    object.__setattr__(obj, "__class__", type(cls.__name__, (mixin, cls), namespace))
     return obj
 
 

@@ -1,13 +1,11 @@
-"""The optimizer of a model with weights in parts (`split.parts`): it updates parts, and shows and saves whole slots.
+"""The optimizer of a model over several devices: slots, gradients and arithmetic are where the variables are.
 
-It is built on parts, so its slots are of parts, on their devices. In its list of variables, which is what is saved,
-stands one for each slot that plain Keras would have, whose value is that of the parts'. Whatever Keras computes with
-gradients between the backward and the update is done where the variable is.
+The optimizer stays the user's. Between the backward and the update Keras would bring all gradients to the strategy's
+device: to unscale, accumulate, clip and "reduce" them, and to let weights decay and averages move.
 """
 
 from __future__ import annotations
 
-import itertools
 from types import SimpleNamespace
 from typing import Any
 
@@ -18,9 +16,8 @@ from tfdist import private
 from tfdist.comm import sparse
 from tfdist.ps.clipping import clipped
 from tfdist.ps.layout import Holding, Piece
-from tfdist.ps.slots import ELEMENTWISE, Slots, is_elementwise
-from tfdist.split.parts import Part, Parts, Whole, cut, expanded, is_whole, parts_of
-from tfdist.trainers.swap import has, swap
+from tfdist.split.parts import Part, expanded
+from tfdist.trainers.split_slots import join_slots
 
 
 class Gradient:
@@ -38,6 +35,9 @@ class Gradient:
     def device(self) -> str:
         return self.variable.value.device
 
+    def __tf_tensor__(self, dtype: Any = None, name: Any = None) -> tf.Tensor:
+        return tf.convert_to_tensor(self.tensor, dtype, name=name)
+
     def __truediv__(self, by: Any) -> Gradient:
         with tf.device(self.device):
             return Gradient(sparse.on_values(self.tensor, lambda v: v / tf.cast(by, v.dtype)), self.variable)
@@ -47,18 +47,22 @@ class Gradient:
             return Gradient(tf.convert_to_tensor(self.tensor) + accumulated.value, self.variable)
 
 
-class PartedOptimizer:
-    """Mixed into an optimizer that updates elements one by one, and into one that scales the loss around it."""
+class SplitOptimizer:
+    """Mixed into the optimizer of `compile`, and into the one inside it where that scales the loss."""
 
     def build(self, variables: Any) -> None:
         super().build(expanded(variables))
         if not hasattr(self, "inner_optimizer"):
-            _join_slots(self)
+            join_slots(self)
+
+    def add_variable_from_reference(self, reference_variable: Any, *args: Any, **kwargs: Any) -> Any:
+        with tf.device(_device(reference_variable)):
+            return super().add_variable_from_reference(reference_variable, *args, **kwargs)
 
     def apply(self, grads: Any, trainable_variables: Any = None) -> Any:
         given = private.trained_by(self) if trainable_variables is None else trainable_variables
         variables = expanded(given)
-        if not len(grads):
+        if not len(grads) or hasattr(self, "optimizers"):  # those of Keras' MultiOptimizer compute by themselves
             return super().apply(grads, variables)
         pairs = zip(grads, variables, strict=True)
         held = [g if g is None or isinstance(g, Gradient) else Gradient(g, variable) for g, variable in pairs]
@@ -77,8 +81,13 @@ class PartedOptimizer:
     def _all_reduce_sum_gradients(self, grads_and_vars: Any) -> Any:
         return grads_and_vars  # of one process, which need not meet on one device
 
+    def update_step(self, gradient: Any, variable: Any, learning_rate: Any) -> Any:
+        with tf.device(_device(variable)):
+            return super().update_step(gradient, variable, learning_rate)
+
     def _use_weight_decay(self, variable: Any) -> bool:
-        return super()._use_weight_decay(variable.whole.value if isinstance(variable, Part) else variable)
+        known = variable.whole if isinstance(variable, Part) else variable
+        return super()._use_weight_decay(known.value if isinstance(known, keras.Variable) else known)
 
     def _apply_weight_decay(self, variables: Any) -> None:
         if self.weight_decay is None:
@@ -105,13 +114,20 @@ class PartedOptimizer:
         if not self.use_ema:
             return
         for variable, average in zip(trainable_variables, self._model_variables_moving_average, strict=True):
+            if average is None:
+                continue
             with tf.device(average.value.device):
                 later = tf.cast(tf.not_equal(self.iterations, 0), average.dtype)  # the first value is taken as it is
                 kept = later * tf.cast(self.ema_momentum, average.dtype)
                 average.assign(kept * average.value + (1 - kept) * variable.value)
 
     def _overwrite_model_variables_with_average_value(self, trainable_variables: Any) -> None:
-        super()._overwrite_model_variables_with_average_value(expanded(trainable_variables))
+        # Keras' own asks the optimizer's strategy, whose scope would be a second one within the model's.
+        variables = expanded(trainable_variables)
+        for variable, average in zip(variables, self._model_variables_moving_average, strict=True):
+            if average is not None:
+                with tf.device(_device(variable)):
+                    variable.assign(average.value)
 
     def check_finite(self, grads: Any) -> tf.Tensor:
         found = []
@@ -127,74 +143,6 @@ class PartedOptimizer:
         super()._stateful_handle_finite_grads([], [])  # the scale's own part of it
 
 
-def check_optimizer(optimizer: Any) -> None:
-    """Raises ValueError where an optimizer's update of a part is not the part of its update."""
-    if hasattr(optimizer, "inner_optimizer") or is_elementwise(optimizer):
-        return
-    raise ValueError(
-        f"layers are held in parts on several devices, but {type(optimizer).__name__} may look at a whole weight. "
-        f"Those that update each element by itself can be used: {', '.join(ELEMENTWISE)}."
-    )
-
-
-def adopt(model: Any, optimizer: Any) -> None:
-    """Lets an optimizer update the parts of a model's weights, and cuts the slots that it has.
-
-    Raises:
-      ValueError: it is one that must see whole weights.
-    """
-    if has(optimizer, PartedOptimizer) or not any(is_whole(v) for v in model.variables):
-        return
-    check_optimizer(optimizer)
-    if optimizer.built:
-        trained = private.trained_by(optimizer)
-        if not hasattr(optimizer, "inner_optimizer"):
-            _cut_slots(optimizer, trained)
-        private.train_on(optimizer, expanded(trained))
-    swap(optimizer, PartedOptimizer)
-
-
-def joined(variable: Any, parts: Parts, path: str) -> Any:
-    """Makes a Keras variable one that is kept in parts."""
-    swap(variable, Whole)
-    private.become(variable, parts, path)
-    return variable
-
-
-def _cut_slots(optimizer: Any, trained: list[Any]) -> None:
-    """The optimizer's variables stay the same objects; its lists get their parts."""
-    rows = Slots(optimizer, len(trained)).rows
-    for name in dict.fromkeys(name for row in rows for name in row):
-        each = [_parts_of_slot(row.get(name), variable) for variable, row in zip(trained, rows, strict=True)]
-        vars(optimizer)[name] = list(itertools.chain.from_iterable(each))
-
-
-def _parts_of_slot(slot: Any, variable: Any) -> list[Any]:
-    parts = parts_of(variable)
-    if slot is None or not is_whole(variable):
-        return [slot] * len(parts)
-    axis, value, found = variable.value.axis, slot.value, []
-    for piece in cut(value, [part.value.device for part in parts], axis):
-        found.append(keras.Variable(piece, dtype=slot.dtype, trainable=False, name=slot.name))
-        private.become(found[-1], piece, slot.path)
-    joined(slot, Parts(found, axis, value), slot.path)
-    return found
-
-
-def _join_slots(optimizer: Any) -> None:
-    """Puts one variable for all parts of a slot where the first of them stands in the optimizer's list."""
-    trained = private.trained_by(optimizer)
-    pieces: dict[tuple[str, int], list[Any]] = {}
-    for variable, row in zip(trained, Slots(optimizer, len(trained)).rows, strict=True):
-        for name, slot in row.items():
-            if isinstance(variable, Part):
-                pieces.setdefault((name, id(variable.whole)), []).append((slot, variable.whole.value.axis))
-    instead: dict[int, Any] = {}
-    for found in pieces.values():
-        first, axis = found[0]
-        instead.update((id(slot), None) for slot, _ in found)
-        with tf.init_scope():
-            whole = keras.Variable(0, dtype=first.dtype, trainable=False, name=first.name)
-        instead[id(first)] = joined(whole, Parts([slot for slot, _ in found], axis, first.value), first.path)
-    listed = [instead.get(id(v), v) for v in optimizer.variables]
-    private.list_variables(optimizer, [v for v in listed if v is not None])
+def _device(variable: Any) -> str:
+    """Keras hands its optimizers variables of its own at some places, and TensorFlow's at others."""
+    return (variable if isinstance(variable, tf.Variable) else variable.value).device
