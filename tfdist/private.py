@@ -3,6 +3,7 @@
 Nothing public does these jobs (each entry says which). `check()` looks every name up, so that a new
 version that moves one fails in `tests/unit/test_private.py`, not in a user's training run. Besides the
 functions here, the trainers override or read the private *methods* and *attributes* listed in `METHODS`.
+What is done to a variable, and to an optimizer's lists of variables, is in `private_variables`.
 """
 
 from __future__ import annotations
@@ -280,13 +281,6 @@ def decays(optimizer: Any, variable: Any) -> bool:
     return bool(optimizer._use_weight_decay(variable))
 
 
-def list_variables(optimizer: Any, variables: list[Any]) -> None:
-    """Gives an optimizer another list of its variables, which is what it saves."""
-    optimizer.__dict__["_variables"] = variables
-    chosen, _ = optimizer._tracker.config["variables"]
-    optimizer._tracker.config["variables"] = (chosen, variables)
-
-
 def functional_of(model: Any) -> Any:
     """The functional model inside a Sequential, or a functional model itself; None where a `call` says what happens."""
     inner = getattr(model, "_functional", model)  # of a Sequential, None before it is built
@@ -332,48 +326,3 @@ def set_mask(tensor: Any, mask: Any) -> None:
 def track_loss(model: Any, loss: Any, samples: Any) -> None:
     """Counts a batch's loss into what the logs call "loss"."""
     model._loss_tracker.update_state(loss, sample_weight=samples)
-
-
-def place(variable: Any, device: str) -> None:
-    """Moves a built Keras variable, with its value, to another device."""
-    moved = elsewhere(variable.value, variable.value.numpy(), device)
-    moved._unique_id = variable.value._unique_id  # by which an optimizer knows whether it decays
-    variable._initialize(moved)
-
-
-def elsewhere(variable: Any, value: Any, device: str) -> Any:
-    """A `tf.Variable` of another value on another device, else as `variable`: by its full name, trainable or not."""
-    tf = importlib.import_module("tensorflow")
-    scope, _, name = variable.name.partition(":")[0].rpartition("/")
-    with tf.device(device), tf.name_scope(f"{scope}/") if scope else contextlib.nullcontext():
-        return tf.Variable(
-            tf.convert_to_tensor(value, variable.dtype),
-            trainable=variable.trainable,
-            name=name,
-            aggregation=variable.aggregation,
-            synchronization=variable.synchronization,
-        )
-
-
-def become(variable: Any, value: Any, path: str) -> None:
-    """Gives a Keras variable a value of another shape, and another path."""
-    variable._value, variable._shape, variable._ndim = value, tuple(value.shape), len(value.shape)
-    variable._path = path
-
-
-def held_by(variable: Any) -> Any:
-    """What a Keras variable keeps as its value, whatever the scope."""
-    return variable._value
-
-
-def train_on(optimizer: Any, variables: list[Any]) -> None:
-    """Tells a built optimizer that it is for other variables than it was built on; its slots are the caller's."""
-    optimizer.__dict__["_trainable_variables"] = variables
-    reindex(optimizer)
-
-
-def reindex(optimizer: Any) -> None:
-    """Tells a built optimizer that its variables, which it knows by TensorFlow's, are kept by others now."""
-    if optimizer.built and hasattr(optimizer, "_trainable_variables_indices"):
-        known = optimizer._trainable_variables
-        optimizer._trainable_variables_indices = {optimizer._var_key(v): i for i, v in enumerate(known)}

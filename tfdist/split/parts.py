@@ -17,7 +17,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfdist import private
+from tfdist import private_variables
 from tfdist.data.shares import bounds
 
 
@@ -73,7 +73,7 @@ class Part(keras.Variable):
     def __init__(self, whole: Any, value: tf.Variable) -> None:
         self._whole = whole
         super().__init__(value, dtype=value.dtype.name, autocast=False, name=whole.name)
-        private.become(self, value, whole.path)
+        private_variables.become(self, value, whole.path)
         self.regularizer = whole.regularizer
         self.constraint = _there(whole.constraint, value.device)
 
@@ -97,13 +97,13 @@ class Whole:
             raise ValueError(
                 f"{self.path} has shape {tuple(self.shape)}, but was assigned a value of shape {tuple(value.shape)}."
             )
-        private.held_by(self).assign(value)
+        private_variables.held_by(self).assign(value)
         return value
 
     @property
     def regularizer(self) -> Any:
         rule = super().regularizer
-        return None if rule is None else lambda _: total(rule, private.held_by(self).variables)
+        return None if rule is None else lambda _: total(rule, private_variables.held_by(self).variables)
 
     def _serialize_to_tensors(self) -> dict[str, tf.Tensor]:
         return {"VARIABLE_VALUE": tf.convert_to_tensor(self)}
@@ -134,13 +134,13 @@ def _there(rule: Any, device: str) -> Any:
 
 def parts_of(variable: Any) -> list[Any]:
     """A variable's parts, or itself alone."""
-    held = private.held_by(variable) if isinstance(variable, keras.Variable) else None
+    held = private_variables.held_by(variable) if isinstance(variable, keras.Variable) else None
     return held.variables if isinstance(held, Parts) else [variable]
 
 
 def is_whole(variable: Any) -> bool:
     """Whether a variable is kept in parts."""
-    return isinstance(private.held_by(variable), Parts)
+    return isinstance(private_variables.held_by(variable), Parts)
 
 
 def expanded(variables: Iterable[Any]) -> list[Any]:
@@ -155,7 +155,7 @@ def cut(value: Any, devices: Sequence[str], axis: int) -> list[tf.Variable]:
     for i, device in enumerate(devices):
         start, end = bounds(whole.shape[axis], i, len(devices))
         piece = whole[(slice(None),) * axis + (slice(start, end),)]
-        found.append(private.elsewhere(value, piece, device))
+        found.append(private_variables.elsewhere(value, piece, device))
     return found
 
 

@@ -10,7 +10,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfdist import private
+from tfdist import private, private_variables
 from tfdist.data.share import rows
 from tfdist.planner.schedule import order_of
 from tfdist.ps.slots import Slots
@@ -149,14 +149,14 @@ def settle(model: Any) -> None:
         for variable in stage.variables:
             apart = isinstance(variable, Part) or id(variable) in known
             if not apart and variable.value.device != stage.device:
-                private.place(variable, stage.device)
+                private_variables.place(variable, stage.device)
             known.add(id(variable))
     for optimizer in _optimizers(model):
         for variable, row in zip(private.trained_by(optimizer), _slots(optimizer), strict=False):
             for slot in row.values():
                 if slot.value.device != variable.value.device:
-                    private.place(slot, variable.value.device)
-        private.reindex(optimizer)
+                    private_variables.place(slot, variable.value.device)
+        private_variables.reindex(optimizer)
 
 
 def _optimizers(model: Any) -> list[Any]:

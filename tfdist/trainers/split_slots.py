@@ -12,7 +12,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfdist import private
+from tfdist import private, private_variables
 from tfdist.ps.slots import ELEMENTWISE, Slots, is_elementwise
 from tfdist.split.parts import Part, Parts, Whole, cut, expanded, is_whole, parts_of
 from tfdist.trainers.swap import swap
@@ -40,7 +40,7 @@ def cut_slots(optimizer: Any) -> None:
     for name in dict.fromkeys(name for row in rows for name in row):
         each = [_parts_of_slot(row.get(name), variable) for variable, row in zip(trained, rows, strict=True)]
         vars(optimizer)[name] = list(itertools.chain.from_iterable(each))
-    private.train_on(optimizer, expanded(trained))
+    private_variables.train_on(optimizer, expanded(trained))
 
 
 def join_slots(optimizer: Any) -> None:
@@ -61,13 +61,13 @@ def join_slots(optimizer: Any) -> None:
             whole = keras.Variable(0, dtype=first.dtype, trainable=False, name=first.name)
         instead[id(first)] = joined(whole, Parts([slot for slot, _ in found], axis, first.value), first.path)
     listed = [instead.get(id(v), v) for v in optimizer.variables]
-    private.list_variables(optimizer, [v for v in listed if v is not None])
+    private_variables.list_variables(optimizer, [v for v in listed if v is not None])
 
 
 def joined(variable: Any, parts: Parts, path: str) -> Any:
     """Makes a Keras variable one that is kept in parts."""
     swap(variable, Whole)
-    private.become(variable, parts, path)
+    private_variables.become(variable, parts, path)
     return variable
 
 
@@ -78,6 +78,6 @@ def _parts_of_slot(slot: Any, variable: Any) -> list[Any]:
     axis, value, found = variable.value.axis, slot.value, []
     for piece in cut(value, [part.value.device for part in parts], axis):
         found.append(keras.Variable(piece, dtype=slot.dtype, trainable=False, name=slot.name))
-        private.become(found[-1], piece, slot.path)
+        private_variables.become(found[-1], piece, slot.path)
     joined(slot, Parts(found, axis, value), slot.path)
     return found
