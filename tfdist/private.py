@@ -47,7 +47,12 @@ METHODS: dict[str, tuple[str, ...]] = {
         "_resolve_auto_jit_compile",
     ),
     "keras.layers.Layer": ("_get_own_losses",),
-    "keras.Variable": ("_initialize", "_serialize_to_tensors", "_restore_from_tensors"),
+    "keras.Variable": (
+        "_initialize",
+        "_serialize_to_tensors",
+        "_restore_from_tensors",
+        "_export_to_saved_model_graph",
+    ),
     "keras.optimizers.Optimizer": (
         "_clip_gradients",
         "_all_reduce_sum_gradients",

@@ -11,7 +11,7 @@ deal with those::
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 import keras
 import numpy as np
@@ -27,12 +27,12 @@ class Parts:
     Args:
       variables: the parts, in order.
       axis: along which they are joined.
-      like: of which it has the name, and the number by which optimizers know it; a `tf.Variable`.
+      like: of which it has the name, and by which optimizers know it; a `tf.Variable`.
     """
 
     def __init__(self, variables: Sequence[Any], axis: int, like: Any) -> None:
         self.variables, self.axis = list(variables), axis
-        self.name, self._unique_id = like.name, like._unique_id
+        self.name, self._unique_id, self._shared_name = like.name, like._unique_id, like._shared_name
         self.dtype, self.trainable = like.dtype, like.trainable
         self.device = self.variables[0].value.device
         sizes = [v.shape[axis] for v in self.variables]
@@ -110,6 +110,12 @@ class Whole:
 
     def _restore_from_tensors(self, restored: dict[str, tf.Tensor]) -> None:
         self.assign(restored["VARIABLE_VALUE"])
+
+    def _export_to_saved_model_graph(self, *args: Any, **kwargs: Any) -> NoReturn:
+        raise ValueError(
+            f"{self.path} is held in parts on several devices and cannot be exported. Save the model with model.save, "
+            "load the file with keras.models.load_model, and export that."
+        )
 
 
 def total(rule: Callable[[Any], tf.Tensor], variables: Sequence[Any]) -> tf.Tensor:
