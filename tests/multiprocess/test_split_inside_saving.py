@@ -145,9 +145,9 @@ def ids_out_of_range_are_errors(ring):
 
 @CHECKS
 def what_cannot_be_is_said(ring):
-    def distributed(layer, devices=("CPU:0", "CPU:1"), shape=(12,), dtype="float32", calls=1):
+    def distributed(layer, devices=("CPU:0", "CPU:1"), shape=(12,), calls=1, **options):
         layer.name = "it"
-        first = keras.Input(shape, dtype=dtype)
+        first = keras.Input(shape, **options)
         x = first
         for _ in range(calls):
             x = layer(x)
@@ -162,6 +162,7 @@ def what_cannot_be_is_said(ring):
     refused(lambda: distributed(Own(4)), "it is a Own.")
     refused(lambda: distributed(L.Dense(2), CPUS[:3]), "has fewer parts")
     refused(lambda: distributed(L.Dense(12), calls=2), "the model calls it 2 times")
+    refused(lambda: distributed(L.Dense(4), sparse=True), "its input is sparse")
     refused(lambda: distributed(L.Dense(4, lora_rank=2)), "it has LoRA")
     refused(lambda: distributed(L.Dense(4, kernel_regularizer="orthogonal_regularizer")), "OrthogonalRegularizer")
     refused(lambda: distributed(L.Dense(4, bias_regularizer=lambda w: keras.ops.max(w))), "the regularizer <lambda>")
@@ -174,7 +175,9 @@ def what_cannot_be_is_said(ring):
     refused(lambda: distributed(L.Dense(4), []), "balance is ")
     refused(lambda: distributed(L.Dense(4), ["CPU:0"]), "puts all layers on")
 
-    model = distributed(L.Dense(4))
+    layer = L.Dense(4)
+    model = distributed(layer)
+    refused(lambda: distributed(layer), "another distributed model holds it")
     for rule in (keras.optimizers.Adafactor(), keras.optimizers.Lamb(), keras.optimizers.Muon()):
         refused(lambda rule=rule: model.compile(rule, "mse"), f"but {type(rule).__name__} may look at a whole weight")
     refused(lambda: model.get_layer("it").enable_lora(2), "LoRA of such a layer is not possible")

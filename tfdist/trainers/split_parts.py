@@ -7,8 +7,8 @@ from typing import Any
 
 import keras
 
-from tfdist.split.network import Network
-from tfdist.split.parts import Part, Parts, cut
+from tfdist.split.network import Network, Operation
+from tfdist.split.parts import Part, Parts, cut, is_whole
 from tfdist.trainers.split_layers import ByColumns, ByRows, columns_of
 from tfdist.trainers.split_slots import joined
 from tfdist.trainers.swap import swap
@@ -39,14 +39,14 @@ def checked(network: Network, wanted: Mapping[str, Sequence[str]]) -> list[tuple
     """
     found = []
     for name, devices in wanted.items():
-        calls = [operation.layer for operation in network.operations if operation.name == name]
+        calls = [operation for operation in network.operations if operation.name == name]
         _check(name, calls, len(devices))
-        found.append((calls[0], list(devices)))
+        found.append((calls[0].layer, list(devices)))
     return found
 
 
-def _check(name: str, calls: list[Any], count: int) -> None:
-    layer = calls[0]
+def _check(name: str, calls: list[Operation], count: int) -> None:
+    layer = calls[0].layer
     cls = layer.__class__
     what = f"layer {name!r} is mapped to {count} devices, but "
     instead = " Map it to one device in balance=."
@@ -60,8 +60,10 @@ def _check(name: str, calls: list[Any], count: int) -> None:
             f"{what}the model calls it {len(calls)} times: the gradients of the calls would be added up on one "
             f"device.{instead}"
         )
-    if any(getattr(t, "sparse", False) for t in keras.tree.flatten(layer.input if len(calls) == 1 else [])):
+    if any(getattr(t, "sparse", False) for call in calls for t in call.node.input_tensors):
         raise ValueError(f"{what}its input is sparse.{instead}")
+    if any(is_whole(variable) for variable in layer.variables):
+        raise ValueError(f"{what}another distributed model holds it in parts already. Build the layer anew.")
     for variable, axis in weights_of(layer):
         rule, limit = variable.regularizer, variable.constraint
         if variable.shape[axis] < count:
