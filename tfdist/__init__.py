@@ -12,6 +12,7 @@ _HOMES = {
     "RingAllReduceStrategy": "tfdist.strategies.ring",
     "ParameterServerStrategy": "tfdist.strategies.parameter_server",
     "ModelParallelStrategy": "tfdist.strategies.model_parallel",
+    "Plan": "tfdist.planner.plan",
     **dict.fromkeys(("Async", "Bounded", "Sync", "LocalSGD"), "tfdist.ps.consistency"),
     "auto_strategy": "tfdist.strategies.auto",
     "LocalCluster": "tfdist.launch.local_cluster",

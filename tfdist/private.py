@@ -67,6 +67,7 @@ METHODS: dict[str, tuple[str, ...]] = {
         "_backend_reset_gradient_accumulators",
     ),
     "keras.optimizers.LossScaleOptimizer": ("check_finite", "scale_loss", "_stateful_handle_finite_grads"),
+    "tensorflow.Operation": ("_add_control_inputs",),
     "tensorflow.distribute.StrategyExtended": (
         "_create_variable",
         "_experimental_distribute_dataset",
@@ -331,3 +332,8 @@ def set_mask(tensor: Any, mask: Any) -> None:
 def track_loss(model: Any, loss: Any, samples: Any) -> None:
     """Counts a batch's loss into what the logs call "loss"."""
     model._loss_tracker.update_state(loss, sample_weight=samples)
+
+
+def wait_for(operation: Any, others: Any) -> None:
+    """Makes an operation of a graph run after others. `tf.control_dependencies` is for operations yet to be made."""
+    operation._add_control_inputs(others)

@@ -34,8 +34,14 @@ def parity(ring):
 @CHECKS
 def one_stage_alone(ring):
     """Nothing but the layer is on another device."""
-    split, _, _, _ = trained(wide, balance={"wide": ["CPU:1", "CPU:3"]})
+    split, _, _, _ = trained(wide, balance={"wide": [1, "CPU:3"]})
     assert {v.value.device[-1] for v in split.get_layer("last").variables} == {"1"}
+
+
+@CHECKS
+def activations_computed_again(ring):
+    for build in (wide, table):
+        trained(build, recompute=True)
 
 
 @CHECKS

@@ -12,6 +12,7 @@ import tfdist
 from tests.helpers.checks import Checks
 from tests.multiprocess import split_models
 from tests.multiprocess.split_parts import CPUS, assert_logs, assert_same, make_devices, pair, refused
+from tfdist.planner.layout import chain
 from tfdist.planner.schedule import order_of
 
 CHECKS = Checks(__name__, ranks=1, prepare=make_devices)
@@ -80,7 +81,7 @@ def steps_happen_in_the_order_of_the_schedule(ring):
         strategy.distribute(model).compile("sgd", "mse", jit_compile=False)
         seen.clear()
         model.fit(np.ones((12, 4), "f4"), np.ones((12, 4), "f4"), batch_size=12, verbose=0)
-        for stage, steps in enumerate(order_of(schedule, 3, 6)):
+        for stage, steps in enumerate(order_of(schedule, chain(3), 6)):
             assert [b for s, b in seen if s == stage] == [step.backward for step in steps], (schedule, stage, seen)
 
 
@@ -151,9 +152,14 @@ def what_cannot_be_is_said(ring):
     refused(lambda: make(CPUS, microbatches=0), "microbatches is 0")
     model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(4), keras.layers.Dense(4)])
     refused(lambda: make(CPUS).distribute(model), "2 operations cannot be cut into 4 stages")
-    for bad in ("luck", None, 5, [1, 2, 3], ["a", "b"], {}, {"dense": 1}):
+    for bad in ("luck", None, 5, [1, 2, 3], ["a", "b"], {}, {"dense": None}):
         refused(lambda bad=bad: make(CPUS[:2], balance=bad), "balance is ")
     refused(lambda: make(CPUS[:2], balance={"x": "CPU:3"}), "device 'CPU:3' is unknown")
+    for bad in (2, -1, True):
+        refused(lambda bad=bad: make(CPUS[:2], balance={"x": bad}), "expected a number from 0 to 1")
+    refused(lambda: make(CPUS, recompute="yes"), "recompute is 'yes', expected True or False")
+    refused(lambda: make(CPUS, memory=-1), "memory is -1, expected the bytes")
+    refused(lambda: make(CPUS, batch_size=0), "batch_size is 0, expected a number of at least 1, or None")
     alone = {model.layers[0].name: "CPU:1"}
     refused(lambda: make(CPUS[:2], balance=alone).distribute(model), "puts all layers on")
     for bad in (2.0, "CPU:0,CPU:1", [0, 1], 0, -1, ["/CPU:0", 1]):

@@ -13,7 +13,7 @@ from tfdist.planner.partition import Unit, best_cut, bounds_of, describe
 
 
 def chain(*seconds, out_bytes=0):
-    return [Unit(f"u{i}", s, 1, 1, (i - 1,) if i else (), out_bytes) for i, s in enumerate(seconds)]
+    return [Unit(f"u{i}", s, 0.0, 1, 1, (i - 1,) if i else (), out_bytes) for i, s in enumerate(seconds)]
 
 
 @st.composite
@@ -22,8 +22,8 @@ def models(draw):
     units = []
     for i in range(draw(st.integers(1, 10))):
         needs = draw(st.sets(st.integers(0, i - 1), max_size=3)) if i else set()
-        numbers = [draw(st.integers(0, 50)) for _ in range(4)]
-        units.append(Unit(f"u{i}", numbers[0] / 10, numbers[1], numbers[2], tuple(sorted(needs)), numbers[3]))
+        forward, backward, fixed, kept, out = (draw(st.integers(0, 50)) for _ in range(5))
+        units.append(Unit(f"u{i}", forward / 20, backward / 20, fixed, kept, tuple(sorted(needs)), out))
     return units
 
 
@@ -37,7 +37,7 @@ def cost_by_hand(units, start, stop, live, speed):
     stage = range(start, stop)
     crossing = {need for i in stage for need in units[i].needs if need < start}
     arriving = sum(units[i].out_bytes for i in crossing)
-    seconds = sum(units[i].seconds for i in stage) + 2 * arriving / speed
+    seconds = sum(units[i].forward + units[i].backward for i in stage) + 2 * arriving / speed
     return seconds, sum(units[i].fixed_bytes + live * units[i].live_bytes for i in stage), arriving
 
 
@@ -47,20 +47,21 @@ def test_the_best_of_all_cuts(units, stages, data):
     live = data.draw(st.lists(st.integers(1, 4), min_size=stages, max_size=stages))
     memory = data.draw(st.sampled_from([math.inf, 400, 200]))
     speed = data.draw(st.sampled_from([math.inf, 100.0, 5.0]))
+    by = data.draw(st.sampled_from(["seconds", "memory"]))
     found = {}
     for bounds in all_cuts(len(units), stages):
         parts = [
             cost_by_hand(units, a, b, n, speed) for a, b, n in zip(bounds, bounds[1:], live, strict=False)
         ]
         if all(part[1] <= memory for part in parts):
-            found[bounds] = (max(part[0] for part in parts), sum(part[2] for part in parts), parts)
+            found[bounds] = (max(part[by == "memory"] for part in parts), sum(part[2] for part in parts), parts)
     if not found:
         with pytest.raises(ValueError, match="no cut into"):
-            best_cut(units, stages, live, memory, speed)
+            best_cut(units, stages, live, memory, speed, by)
         return
-    cut = best_cut(units, stages, live, memory, speed)
+    cut = best_cut(units, stages, live, memory, speed, by)
     pace = min(cost for cost, _, _ in found.values())
-    assert max(cut.seconds) == pytest.approx(pace)
+    assert max(cut.stage_bytes if by == "memory" else cut.seconds) == pytest.approx(pace)
     least = min(arriving for cost, arriving, _ in found.values() if cost <= pace * (1 + 1e-9))
     assert sum(cut.arriving) == least
     parts = found[cut.bounds][2]
@@ -104,9 +105,10 @@ def test_a_skip_over_two_cuts_arrives_where_it_is_used():
 
 
 def test_first_stages_keep_more_micro_batches_and_get_less_to_keep():
-    units = [Unit(f"u{i}", 1.0, 0, 10) for i in range(6)]
+    units = [Unit(f"u{i}", 1.0, live_bytes=10) for i in range(6)]
     assert best_cut(units, 3).counts == (2, 2, 2)
     assert best_cut(units, 3, live=(3, 2, 1), memory=45).counts == (1, 2, 3)
+    assert max(best_cut(units, 3, live=(3, 2, 1), by="memory").stage_bytes) == 40
 
 
 def test_bad_input_is_named():
@@ -119,9 +121,11 @@ def test_bad_input_is_named():
     with pytest.raises(ValueError, match="must all come before it"):
         best_cut([Unit("a", needs=(1,)), Unit("b")], 1)
     with pytest.raises(ValueError, match="negative cost"):
-        best_cut([Unit("a", seconds=-1.0)], 1)
+        best_cut([Unit("a", forward=-1.0)], 1)
     with pytest.raises(ValueError, match="live has 1 entries for 2 stages"):
         best_cut(chain(1, 1), 2, live=(1,))
+    with pytest.raises(ValueError, match="by is 'time', expected 'seconds' or 'memory'"):
+        best_cut(chain(1, 1), 2, by="time")
     for bounds in ((0, 1), (0, 1, 1, 3), (1, 3), (0, 2, 1, 3)):
         with pytest.raises(ValueError, match="expected rising numbers from 0 to 3"):
             describe(chain(1, 1, 1), bounds)
@@ -129,6 +133,6 @@ def test_bad_input_is_named():
 
 
 def test_a_model_of_a_thousand_units_takes_seconds():
-    units = [Unit(f"u{i}", 1.0 + i % 7, 1, 1, (i - 1,) if i else (), 8) for i in range(1000)]
+    units = [Unit(f"u{i}", 1.0 + i % 7, 0.0, 1, 1, (i - 1,) if i else (), 8) for i in range(1000)]
     cut = best_cut(units, 8, bytes_per_second=1e6)
     assert max(cut.seconds) < 1.02 * sum(unit.seconds for unit in units) / 8

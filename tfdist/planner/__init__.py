@@ -1,1 +1,1 @@
-"""Plans in plain values: where a model is cut, and what each stage does when. Numbers in, numbers out."""
+"""Plans in plain values: where a model is cut, what each stage does when, how long that takes. Numbers in and out."""

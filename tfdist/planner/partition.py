@@ -29,7 +29,8 @@ class Unit:
 
     Attributes:
         name: of its layer or operation.
-        seconds: forward and backward of one micro-batch.
+        forward: seconds of one micro-batch.
+        backward: likewise.
         fixed_bytes: weights, gradients and slots.
         live_bytes: activations that one micro-batch keeps until its backward.
         needs: positions of the units whose outputs it takes.
@@ -37,11 +38,17 @@ class Unit:
     """
 
     name: str
-    seconds: float = 0.0
+    forward: float = 0.0
+    backward: float = 0.0
     fixed_bytes: int = 0
     live_bytes: int = 0
     needs: tuple[int, ...] = ()
     out_bytes: int = 0
+
+    @property
+    def seconds(self) -> float:
+        """Forward and backward of one micro-batch."""
+        return self.forward + self.backward
 
 
 @dataclass(frozen=True)
@@ -109,8 +116,9 @@ def best_cut(
     live: Sequence[int] = (),
     memory: float = math.inf,
     bytes_per_second: float = math.inf,
+    by: str = "seconds",
 ) -> Cut:
-    """The cut whose slowest stage is fastest.
+    """The cut whose slowest stage is fastest, or whose largest is smallest.
 
     Args:
         units: the model, in order.
@@ -118,6 +126,7 @@ def best_cut(
         live: by stage, of how many micro-batches activations are kept (`schedule.live`); one each if not given.
         memory: bytes that a stage may take.
         bytes_per_second: over a cut, each way.
+        by: "seconds", or "memory".
 
     Raises:
         ValueError: there are more stages than units, or no cut keeps within `memory`.
@@ -131,17 +140,26 @@ def best_cut(
     costs = Costs(units, bytes_per_second)
     takes = [costs.stage_bytes(each) for each in kept]
     allowed = [take <= memory for take in takes]
-    pace, _ = _paths(costs.seconds, allowed, np.maximum)
+    counted = [np.where(ok, each, math.inf) for ok, each in zip(allowed, _counted(costs, takes, by), strict=True)]
+    pace, _ = _paths(counted, np.maximum)
     if math.isinf(pace):
-        least, _ = _paths_over(takes, np.maximum)
+        least, _ = _paths(takes, np.maximum)
         raise ValueError(
             f"no cut into {stages} stages keeps within {memory:,.0f} bytes a device: the best one needs "
             f"{least:,.0f}. Take more devices or smaller micro-batches."
         )
     # Of the cuts at that pace, the one with the fewest bytes over the cuts. The tolerance is that of sums in floats.
-    quick = [ok & (costs.seconds <= pace * (1 + 1e-9)) for ok in allowed]
-    _, bounds = _paths(costs.arriving, quick, np.add)
+    _, bounds = _paths([np.where(each <= pace * (1 + 1e-9), costs.arriving, math.inf) for each in counted], np.add)
     return _cut_at(costs, bounds, kept)
+
+
+def _counted(costs: Costs, takes: Sequence[np.ndarray], by: str) -> Sequence[np.ndarray]:
+    """What is to be even."""
+    if by == "memory":
+        return takes
+    if by == "seconds":
+        return [costs.seconds] * len(takes)
+    raise ValueError(f"by is {by!r}, expected 'seconds' or 'memory'.")
 
 
 def describe(
@@ -182,15 +200,11 @@ def check(units: Sequence[Unit]) -> None:
     for position, unit in enumerate(units):
         if any(not 0 <= need < position for need in unit.needs):
             raise ValueError(f"unit {position} ({unit.name}) needs {unit.needs}, which must all come before it.")
-        if min(unit.seconds, unit.fixed_bytes, unit.live_bytes, unit.out_bytes) < 0:
+        if min(unit.forward, unit.backward, unit.fixed_bytes, unit.live_bytes, unit.out_bytes) < 0:
             raise ValueError(f"unit {position} ({unit.name}) has a negative cost: {unit}")
 
 
-def _paths(cost: np.ndarray, allowed: Sequence[np.ndarray], join: np.ufunc) -> tuple[float, tuple[int, ...]]:
-    return _paths_over([np.where(ok, cost, math.inf) for ok in allowed], join)
-
-
-def _paths_over(costs: Sequence[np.ndarray], join: np.ufunc) -> tuple[float, tuple[int, ...]]:
+def _paths(costs: Sequence[np.ndarray], join: np.ufunc) -> tuple[float, tuple[int, ...]]:
     """The least cost of cutting everything into stages, stage s of units i to j costing costs[s][i, j]; its bounds.
 
     `join` makes one cost of those of two parts: their maximum, or their sum.

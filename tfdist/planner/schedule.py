@@ -17,161 +17,100 @@ one backward: Narayanan et al., PipeDream, 2019; with one update for all micro-b
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
+
+from tfdist.planner.layout import Layout
 
 
 @dataclass(frozen=True)
 class Step:
     """A stage's work on one micro-batch: its forward, or its backward."""
 
+    stage: int
     backward: bool
     micro: int
 
 
-Order = tuple[tuple[Step, ...], ...]  # by stage
+Order = tuple[tuple[Step, ...], ...]  # by lane
 
 
-def gpipe(stages: int, micros: int) -> Order:
+def gpipe(layout: Layout, micros: int) -> Order:
     """All forwards, then all backwards, the last first: what it has stored comes back first."""
-    _check(stages, micros)
-    forwards = [Step(False, i) for i in range(micros)]
-    backwards = [Step(True, i) for i in reversed(range(micros))]
-    return tuple((*forwards, *backwards) for _ in range(stages))
+    forwards = _walk(layout, micros, lambda done, step: not step.backward)
+    return tuple((*lane, *(Step(s.stage, True, s.micro) for s in reversed(lane))) for lane in forwards)
 
 
-def one_forward_one_backward(stages: int, micros: int) -> Order:
-    """As many forwards as fill the stages behind, then a backward after each forward."""
-    _check(stages, micros)
-    orders = []
-    for stage in range(stages):
-        ahead = min(stages - stage - 1, micros)
-        steps = [Step(False, i) for i in range(ahead)]
-        for i in range(micros):
-            if i + ahead < micros:
-                steps.append(Step(False, i + ahead))
-            steps.append(Step(True, i))
-        orders.append(tuple(steps))
-    return tuple(orders)
+def one_forward_one_backward(layout: Layout, micros: int) -> Order:
+    """As many forwards as fill the stages behind, then a backward after each forward.
+
+    Of two backwards, or two forwards, that a device could do next, it does that of the earlier micro-batch.
+    """
+    ahead = layout.depths
+    return _walk(layout, micros, lambda done, step: step.backward or step.micro < done[step.stage] + ahead[step.stage])
 
 
-SCHEDULES: dict[str, Callable[[int, int], Order]] = {"1f1b": one_forward_one_backward, "gpipe": gpipe}
+SCHEDULES: dict[str, Callable[[Layout, int], Order]] = {"1f1b": one_forward_one_backward, "gpipe": gpipe}
 
 
-def order_of(schedule: str, stages: int, micros: int) -> Order:
+def order_of(schedule: str, layout: Layout, micros: int) -> Order:
     """The order of a schedule by its name.
 
     Raises:
-        ValueError: the name is unknown, or a number is below 1.
+        ValueError: the name is unknown, or there is no micro-batch.
     """
     if schedule not in SCHEDULES:
         raise ValueError(f"schedule is {schedule!r}, expected one of: {', '.join(sorted(SCHEDULES))}.")
-    return SCHEDULES[schedule](stages, micros)
+    if micros < 1:
+        raise ValueError(f"a pipeline needs at least one micro-batch, got {micros}")
+    return SCHEDULES[schedule](layout, micros)
 
 
 def live(order: Order) -> tuple[int, ...]:
     """By stage: of how many micro-batches at a time, at most, the backward is still to come after the forward."""
-    found = []
-    for steps in order:
-        now = most = 0
-        for step in steps:
-            now += -1 if step.backward else 1
-            most = max(most, now)
-        found.append(most)
-    return tuple(found)
+    now: dict[int, int] = {}
+    most: dict[int, int] = {}
+    for step in (step for lane in order for step in lane):
+        now[step.stage] = now.get(step.stage, 0) + (-1 if step.backward else 1)
+        most[step.stage] = max(most.get(step.stage, 0), now[step.stage])
+    return tuple(most[stage] for stage in sorted(most))
 
 
-@dataclass(frozen=True)
-class Timed:
-    """When a stage does a step, in seconds from the beginning."""
-
-    stage: int
-    step: Step
-    start: float
-    end: float
+def before(layout: Layout, step: Step) -> tuple[Step, ...]:
+    """The steps whose results a step takes."""
+    if not step.backward:
+        return tuple(Step(need, False, step.micro) for need in layout.needs[step.stage])
+    users = (Step(user, True, step.micro) for user in layout.users[step.stage])
+    return (Step(step.stage, False, step.micro), *users)
 
 
-@dataclass(frozen=True)
-class Timeline:
-    """A simulated step of training, by time."""
+def _walk(layout: Layout, micros: int, may: Callable[[list[int], Step], bool]) -> Order:
+    """Every lane does, each moment, the best step that is ready and that `may(backwards done by stage, step)` be done.
 
-    stages: int
-    steps: tuple[Timed, ...]
-
-    @property
-    def seconds(self) -> float:
-        """From the first start to the last end."""
-        return max(timed.end for timed in self.steps)
-
-    @property
-    def bubble(self) -> float:
-        """The share of all stages' time in which they wait."""
-        busy = sum(timed.end - timed.start for timed in self.steps)
-        whole = self.seconds * self.stages
-        return 1 - busy / whole if whole else 0.0
-
-
-def simulate(
-    order: Order, forward: Sequence[float], backward: Sequence[float], transfer: Sequence[float] = ()
-) -> Timeline:
-    """Runs an order on devices that do one step at a time.
-
-    Args:
-        order: steps by stage.
-        forward: seconds of a micro-batch by stage.
-        backward: likewise.
-        transfer: seconds that a micro-batch takes from stage s to s + 1, and its gradient back; it delays, but keeps
-            no device busy.
-
-    Raises:
-        ValueError: the numbers do not fit the order, or steps of the order wait for each other.
+    All steps take one moment. It cannot get stuck: of the earliest micro-batch that is not through some step is ready,
+    and is at most one ahead of the backwards that were done.
     """
-    stages = len(order)
-    wires = list(transfer) or [0.0] * (stages - 1)
-    if (len(forward), len(backward), len(wires)) != (stages, stages, stages - 1):
-        raise ValueError(
-            f"an order of {stages} stages needs {stages} forward and backward times and {stages - 1} transfers, got "
-            f"{len(forward)}, {len(backward)} and {len(wires)}"
-        )
-    ended: dict[tuple[int, Step], float] = {}
-    free, at = [0.0] * stages, [0] * stages
-    found: list[Timed] = []
-    while any(at[s] < len(order[s]) for s in range(stages)):
-        moved = False
-        for s in range(stages):
-            while at[s] < len(order[s]):
-                step = order[s][at[s]]
-                ready = _ready(ended, s, step, stages, wires)
-                if ready is None:
-                    break
-                start = max(free[s], ready)
-                end = start + (backward if step.backward else forward)[s]
-                found.append(Timed(s, step, start, end))
-                ended[s, step] = free[s] = end
-                at[s] += 1
-                moved = True
-        if not moved:
-            waiting = {s: order[s][at[s]] for s in range(stages) if at[s] < len(order[s])}
-            raise ValueError(f"the steps of this order wait for each other: by stage {waiting}")
-    return Timeline(stages, tuple(sorted(found, key=lambda t: (t.start, t.stage))))
+    order: list[list[Step]] = [[] for _ in range(layout.width)]
+    done: set[Step] = set()
+    counts = {backward: [0] * layout.stages for backward in (False, True)}
+    while True:
+        chosen = []
+        for lane in range(layout.width):
+            ready = []
+            for stage in (s for s in range(layout.stages) if layout.lanes[s] == lane):
+                for backward in (True, False):
+                    step = Step(stage, backward, counts[backward][stage])
+                    if step.micro < micros and may(counts[True], step) and done.issuperset(before(layout, step)):
+                        ready.append(step)
+            if ready:
+                chosen.append(min(ready, key=_urgency))
+        if not chosen:
+            return tuple(map(tuple, order))
+        for step in chosen:
+            done.add(step)
+            counts[step.backward][step.stage] += 1
+            order[layout.lanes[step.stage]].append(step)
 
 
-def _ready(
-    ended: dict[tuple[int, Step], float], stage: int, step: Step, stages: int, wires: Sequence[float]
-) -> float | None:
-    """When what a step needs is there; None while something it needs has not been done."""
-    needs = []
-    if step.backward:
-        needs.append(((stage, Step(False, step.micro)), 0.0))
-        if stage < stages - 1:
-            needs.append(((stage + 1, step), wires[stage]))
-    elif stage > 0:
-        needs.append(((stage - 1, step), wires[stage - 1]))
-    if any(need not in ended for need, _ in needs):
-        return None
-    return max((ended[need] + wire for need, wire in needs), default=0.0)
-
-
-def _check(stages: int, micros: int) -> None:
-    if stages < 1 or micros < 1:
-        raise ValueError(f"a pipeline needs at least one stage and one micro-batch, got {stages} and {micros}")
+def _urgency(step: Step) -> tuple[bool, int, int]:
+    return not step.backward, step.micro, -step.stage if step.backward else step.stage

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import tensorflow as tf
 
@@ -64,26 +63,6 @@ def checked_name(name: str, there: Sequence[str]) -> str:
     if len(found) != 1:
         raise ValueError(f"device {name!r} is unknown, expected one of: {', '.join(there)}.")
     return found[0]
-
-
-def separated(balance: Any, devices: Sequence[str]) -> tuple[Any, dict[str, list[str]]]:
-    """A mapping from names with one device each, the first where there are several, and the full names of those.
-
-    Raises:
-      ValueError: one of several is unknown, or named twice.
-    """
-    if not isinstance(balance, dict):
-        return balance, {}
-    first, parts = dict(balance), {}
-    for name, given in balance.items():
-        if isinstance(given, (list, tuple)) and given and all(isinstance(device, str) for device in given):
-            first[name] = given[0]
-            found = [checked_name(device, devices) for device in given]
-            if len(set(found)) < len(found):
-                raise ValueError(f"balance maps {name!r} to {', '.join(found)}, expected each of its devices once.")
-            if len(found) > 1:
-                parts[name] = found
-    return first, parts
 
 
 def _same(wanted: tf.DeviceSpec, there: tf.DeviceSpec) -> bool:

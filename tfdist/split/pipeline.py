@@ -1,7 +1,7 @@
 """A step of training over stages and micro-batches, as a graph: walks the order that `planner.schedule` made.
 
-Each stage does its steps one after the other (control dependencies say so, else TensorFlow would run what is ready and
-keep everything alive); stages run side by side. A forward of stage s on micro-batch i leaves a gradient tape behind,
+Each device does its steps one after the other (control dependencies say so, else TensorFlow would run what is ready and
+keep everything alive); devices run side by side. A forward of stage s on micro-batch i leaves a gradient tape behind,
 which its backward takes up on the same device::
 
     forward     x_i --> | stage 0 | --copy--> | stage 1, loss | --> loss_i
@@ -15,53 +15,24 @@ of the samples, or of what Keras divides the loss by (`Parts`).
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import keras
 import tensorflow as tf
 
-from tfdist import private
 from tfdist.comm import sparse
-from tfdist.data.share import cut_rows, rows, with_ghost
-from tfdist.data.shares import bounds
-from tfdist.planner.schedule import Order, simulate
+from tfdist.planner.layout import Layout
+from tfdist.planner.schedule import Order, live
+from tfdist.planner.timeline import simulate
+from tfdist.split.micro import Micro, Recorded, Taken, cut, joined
 from tfdist.split.network import Network
+from tfdist.split.ordering import operations, weights_last
 from tfdist.split.stages import Stage, Tensors, copied, packed
 
 # (x, y, y_pred, sample_weight, share) -> a scalar loss of the model's `compile`, without the losses of layers, and what
 # it was divided by where that is not the number of samples, else None. `share` is None for the whole batch.
 Loss = Callable[[Any, Any, Any, Any, Any], tuple[tf.Tensor, Any]]
-
-
-@dataclass(frozen=True)
-class Taped:
-    """What a forward leaves for its backward."""
-
-    tape: tf.GradientTape
-    below: Tensors  # what it took from other stages
-    targets: list[tuple[int | None, tf.Tensor]]  # symbol (None: a loss), and the tensor to differentiate
-
-
-@dataclass
-class Micro:
-    """A micro-batch under way.
-
-    Attributes:
-      share: its part of the batch's samples, a float32 scalar.
-      count: its samples; None where it has one at least. One of none computes on a row that counts for nothing, since
-        not every kernel takes no rows.
-      tensors: on its way forwards, by symbol.
-      taped: what forwards have left for their backwards, by stage.
-      gradients: on their way back, by symbol.
-    """
-
-    batch: tuple[Any, Any, Any]  # x, y, sample_weight
-    share: tf.Tensor
-    count: Any
-    tensors: Tensors
-    taped: dict[int, Taped] = field(default_factory=dict)
-    gradients: dict[int, list[tf.Tensor]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -87,20 +58,32 @@ class Pipeline:
     Args:
       network: the model.
       stages: all of its operations, in order.
-      order: what each stage does when.
+      layout: how the stages hang together.
+      order: what each device does when.
       loss: of the model; called on the last stage's device.
       joined: whether the loss is called once, on all micro-batches' outputs together.
       scale: what gradients are multiplied by, a scalar: the optimizer's loss scale.
+      recompute: whether stages that would keep the activations of several micro-batches keep only what they took, and
+        compute a forward again before its backward (Chen et al., Training Deep Nets with Sublinear Memory Cost, 2016).
 
     Raises:
       ValueError: the losses of the micro-batches do not add up to that of the batch.
     """
 
     def __init__(
-        self, network: Network, stages: Sequence[Stage], order: Order, loss: Loss, joined: bool, scale: tf.Tensor
+        self,
+        network: Network,
+        stages: Sequence[Stage],
+        layout: Layout,
+        order: Order,
+        loss: Loss,
+        joined: bool,
+        scale: tf.Tensor,
+        recompute: bool = False,
     ) -> None:
-        self.network, self.stages, self.order = network, stages, order
-        self.micros = sum(not step.backward for step in order[0])
+        self.network, self.stages, self.layout, self.order = network, stages, layout, order
+        self.micros = 1 + max(step.micro for lane in order for step in lane)
+        self._again = [recompute and kept > 1 for kept in live(order)]
         self._loss, self._joined, self._scale = loss, joined, scale
         self._trainable = list({id(v): v for stage in stages for v in stage.trainable}.values())  # shared ones once
         self._gradients: dict[int, Any] = {}
@@ -118,57 +101,39 @@ class Pipeline:
 
     def run(self, batch: tuple[Any, Any, Any]) -> Done:
         """The step on a batch (x, y, sample_weight) of any length."""
-        micros = self._cut(batch)
+        micros = cut(self.network, batch, self.micros)
         unit = [1.0] * len(self.stages)
-        after: list[list[tf.Tensor]] = [[] for _ in self.stages]  # what each stage's next step has to wait for
-        for timed in simulate(self.order, unit, unit).steps:
-            stage, micro = self.stages[timed.stage], micros[timed.step.micro]
-            with tf.device(stage.device), tf.control_dependencies(after[stage.index]):
+        after: list[list[tf.Tensor]] = [[] for _ in self.order]  # what each device's next step has to wait for
+        for timed in simulate(self.layout, self.order, unit, unit).steps:
+            stage, micro = self.stages[timed.step.stage], micros[timed.step.micro]
+            with tf.device(stage.device), tf.control_dependencies(after[stage.lane]):
                 if timed.step.backward:
                     if self._joined and not self._losses:
                         self._join(batch, micros)
                     made = self._backward(stage, micro)
                 else:
                     made = self._forward(stage, micro)
-            after[stage.index] = made or after[stage.index]
+            after[stage.lane] = made or after[stage.lane]
         self._divide()
         self._regularize()
         with tf.device(self.stages[-1].device):
             loss = tf.add_n([*self._losses, *self._added])
             return Done(self._gradients, loss, self._outputs(micros), self._written())
 
-    def _cut(self, batch: tuple[Any, Any, Any]) -> list[Micro]:
-        flat = private.standard_inputs(self.network.functional, batch[0])
-        first = next(t for t in flat if t is not None)
-        total = first.shape[0] or rows(first)
-        full = first.shape[0] is not None and total >= self.micros
-        micros = []
-        for i in range(self.micros):
-            low, high = bounds(total, i, self.micros)
-            share = tf.cast(high - low, tf.float32) / tf.cast(total, tf.float32)
-            count = None if full else high - low
-            if not full:
-                low, high = with_ghost(low, high, total)
-            tensors = dict(zip(self.network.inputs, cut_rows(flat, low, high), strict=True))
-            micros.append(Micro(cut_rows(batch, low, high), share, count, tensors))
-        return micros
-
     def _forward(self, stage: Stage, micro: Micro) -> list[tf.Tensor]:
         starts = [(v, (self._start if _averages(v) else self._now)[id(v)]) for v in stage.state]
-        scope = keras.StatelessScope(state_mapping=starts, collect_losses=True)
-        with tf.GradientTape() as tape:
+        scope = _scope(starts)
+        if self._again[stage.index]:
             arrived = stage.brought(micro.tensors)
-            # Not the model's inputs: nobody asks for their gradient.
-            below = {t: v for t, v in arrived.items() if _differentiable(v) and t not in self.network.inputs}
-            tape.watch(list(below.values()))
             with scope:
                 leaving, added = stage.run(arrived, training=True)
-            targets: list[tuple[int | None, tf.Tensor]] = [(t, v) for t, v in leaving.items() if _differentiable(v)]
-            if stage is self.stages[-1] and not self._joined:
-                targets = [(None, self._loss_of(micro, {**arrived, **leaving}))]
-            if added:
-                self._added.append(tf.add_n([tf.cast(a, tf.float32) for a in added]) * micro.share)
-                targets.append((None, self._added[-1]))
+            losses, made = _weighted(added, micro), list(leaving.values())
+            micro.taken[stage.index] = Taken(arrived, starts)
+        else:
+            recorded, leaving, losses = self._record(stage, micro, micro.tensors, scope)
+            made = [v for _, v in recorded.targets] or list(leaving.values())
+            micro.recorded[stage.index] = recorded
+        self._added += losses
         strange = scope.state_mapping.keys() - {id(v) for v in stage.state}
         if strange:
             layers = ", ".join(dict.fromkeys(o.name for o in stage.operations))
@@ -178,13 +143,30 @@ class Pipeline:
                 "Micro-batches cannot keep that in order: leave the layer out, or train without this strategy."
             )
         micro.tensors.update(leaving)
-        micro.taped[stage.index] = Taped(tape, below, targets)
         for variable, start in starts:
             value = tf.convert_to_tensor(scope.get_current_value(variable))
             if value is not start:
                 self._now[id(variable)] = value
                 self._wrote.setdefault(id(variable), []).append((variable, value, micro.share))
-        return [v for _, v in targets] or [v for v in leaving.values() if isinstance(v, tf.Tensor)]
+        return [v for v in made if isinstance(v, tf.Tensor)]
+
+    def _record(
+        self, stage: Stage, micro: Micro, tensors: Tensors, scope: Any
+    ) -> tuple[Recorded, Tensors, list[tf.Tensor]]:
+        """A forward that can be differentiated, what leaves, and the losses that layers added."""
+        with tf.GradientTape() as tape:
+            arrived = stage.brought(tensors)
+            # Not the model's inputs: nobody asks for their gradient.
+            below = {t: v for t, v in arrived.items() if _differentiable(v) and t not in self.network.inputs}
+            tape.watch(list(below.values()))
+            with scope:
+                leaving, added = stage.run(arrived, training=True)
+            targets: list[tuple[int | None, tf.Tensor]] = [(t, v) for t, v in leaving.items() if _differentiable(v)]
+            if stage is self.stages[-1] and not self._joined:
+                targets = [(None, self._loss_of(micro, {**arrived, **leaving}))]
+            losses = _weighted(added, micro)
+            targets += [(None, loss) for loss in losses]
+        return Recorded(tape, below, targets), leaving, losses
 
     def _loss_of(self, micro: Micro, tensors: Tensors) -> tf.Tensor:
         """The part of the loss that a micro-batch has; before `_divide` where it is divided by something else."""
@@ -203,7 +185,7 @@ class Pipeline:
         with tf.GradientTape() as tape:
             parts = [[copied(m.tensors[t]) for m in micros] for t in self.network.outputs]
             tape.watch([p for each in parts for p in each])
-            outputs = [_joined(each, micros) for each in parts]
+            outputs = [joined(each, micros) for each in parts]
             loss, _ = self._loss(x, y, packed(self.network, outputs), weight, None)
         self._losses.append(tf.cast(loss, tf.float32))
         found = tape.gradient(loss, parts, output_gradients=tf.ones_like(loss) * tf.cast(self._scale, loss.dtype))
@@ -213,9 +195,13 @@ class Pipeline:
                     micro.gradients.setdefault(symbol, []).append(gradient)
 
     def _backward(self, stage: Stage, micro: Micro) -> list[tf.Tensor]:
-        taped = micro.taped.pop(stage.index)
+        if stage.index in micro.taken:
+            taken = micro.taken.pop(stage.index)
+            recorded, _, _ = self._record(stage, micro, taken.arrived, _scope(taken.starts))
+        else:
+            recorded = micro.recorded.pop(stage.index)
         targets, seeds = [], []
-        for symbol, value in taped.targets:
+        for symbol, value in recorded.targets:
             if symbol is None:
                 targets.append(value)
                 seeds.append(tf.cast(self._scale, value.dtype))
@@ -224,9 +210,11 @@ class Pipeline:
                 seeds.append(tf.add_n([tf.identity(g) for g in micro.gradients.pop(symbol)]))
         if not targets:
             return []
-        sources = [list(taped.below.values()), [v.value for v in stage.trainable]]
-        found = taped.tape.gradient(targets, sources, output_gradients=seeds)
-        for symbol, gradient in zip(taped.below, found[0], strict=True):
+        sources = [list(recorded.below.values()), [v.value for v in stage.trainable]]
+        mark = operations()
+        found = recorded.tape.gradient(targets, sources, output_gradients=seeds)
+        weights_last(mark, [g for g in found[0] if g is not None])
+        for symbol, gradient in zip(recorded.below, found[0], strict=True):
             if gradient is not None:
                 micro.gradients.setdefault(symbol, []).append(tf.convert_to_tensor(gradient))
         for variable, gradient in zip(stage.trainable, found[1], strict=True):
@@ -274,7 +262,7 @@ class Pipeline:
             self._gradients[id(variable)] = gradient if known is None else _sum(known, gradient)
 
     def _outputs(self, micros: list[Micro]) -> Any:
-        return packed(self.network, [_joined([m.tensors[t] for m in micros], micros) for t in self.network.outputs])
+        return packed(self.network, [joined([m.tensors[t] for m in micros], micros) for t in self.network.outputs])
 
     def _written(self) -> list[tuple[Any, tf.Tensor]]:
         """State after the step, by variable."""
@@ -291,22 +279,19 @@ class Pipeline:
         return written
 
 
+def _scope(starts: list[tuple[Any, Any]]) -> Any:
+    """Where layers read their state from `starts`, and leave what they write."""
+    return keras.StatelessScope(state_mapping=starts, collect_losses=True)
+
+
+def _weighted(added: list[Any], micro: Micro) -> list[tf.Tensor]:
+    """The losses that layers added on a micro-batch, as one that counts by its part."""
+    return [tf.add_n([tf.cast(a, tf.float32) for a in added]) * micro.share] if added else []
+
+
 def _averages(variable: Any) -> bool:
     """Whether a state is a moving average, and not a count or a seed."""
     return keras.backend.is_float_dtype(variable.dtype)
-
-
-def _joined(parts: list[tf.Tensor], micros: list[Micro]) -> tf.Tensor:
-    """Micro-batches' tensors as the batch's, masks with them."""
-
-    def together(each: list[tf.Tensor]) -> tf.Tensor:
-        return tf.concat([t if m.count is None else t[: m.count] for t, m in zip(each, micros, strict=True)], axis=0)
-
-    whole = together(parts)
-    masks = [private.mask_of(part) for part in parts]
-    if masks[0] is not None:
-        private.set_mask(whole, together(masks))
-    return whole
 
 
 def _differentiable(value: Any) -> bool:

@@ -1,4 +1,4 @@
-"""Stages: stretches of a model's operations, each on a device, run on one micro-batch."""
+"""Stages: some of a model's operations, each on a device, run on one micro-batch."""
 
 from __future__ import annotations
 
@@ -18,12 +18,15 @@ class Stage:
     """Some operations of a model and the device they run on.
 
     Attributes:
+      lane: the number of its device.
       arrives: what it takes from stages before it, or from the model's inputs.
       leaves: what it gives to stages after it, or as the model's outputs.
     """
 
-    def __init__(self, index: int, device: str, operations: Sequence[Operation], network: Network, last: bool) -> None:
-        self.index, self.device, self.operations = index, device, list(operations)
+    def __init__(
+        self, index: int, lane: int, device: str, operations: Sequence[Operation], network: Network, last: bool
+    ) -> None:
+        self.index, self.lane, self.device, self.operations = index, lane, device, list(operations)
         made = {t for o in self.operations for t in o.gives}
         inside = {id(o) for o in self.operations}
         outside = {t for o in network.operations if id(o) not in inside for t in o.takes} | {*network.outputs}

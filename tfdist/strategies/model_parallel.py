@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
-import itertools
-import operator
 from collections.abc import Sequence
 from typing import Any
 
-from tfdist.planner import partition
-from tfdist.planner.schedule import live, order_of
-from tfdist.split import profile
-from tfdist.split.devices import checked, checked_name, separated
+from tfdist.planner.plan import Plan
+from tfdist.split import planning
+from tfdist.split.devices import checked
+from tfdist.split.network import Network
 from tfdist.strategies.one_process import OneProcessStrategy
 from tfdist.trainers import split as mixing
 from tfdist.trainers.models import check_backend
-
-MICROS_PER_WAIT = 4  # "auto": micro-batches for each stage after the first, so that a fifth of the time is waiting
 
 
 class ModelParallelStrategy(OneProcessStrategy):
@@ -38,13 +33,20 @@ class ModelParallelStrategy(OneProcessStrategy):
       devices: names of TensorFlow's devices, one stage each. A number: so many GPUs, or, where there are fewer, so
         many logical CPUs, which share their threads: they show that it works, not how fast. None: all GPUs, or all
         logical CPUs where there is no GPU.
-      balance: where to cut, so that the slowest stage is as fast as can be. "time": by the time of each operation,
-        measured on made-up input when the model is distributed; "parameters": by bytes of weights. Or a list: so many
-        operations to each stage. Or a mapping from names of layers to devices: a named layer and what follows it, up to
-        the next named one, on that device. Several devices for a Dense, EinsumDense or Embedding: its weights in parts
-        on them, by columns or rows; what else there is of it, and what follows, on the first.
+      balance: where to cut. "time": so that the slowest stage is as fast as can be, by the time of each operation,
+        measured on made-up input when the model is distributed, and of copies between devices; "memory": so that the
+        largest stage is as small as can be; "parameters": by bytes of weights. Or a list: so many operations to each
+        stage. Or a mapping from names of layers to devices (names, or numbers in `devices`): a layer that is not named
+        is where the last one is that it takes from, so naming the first layer of a branch moves the branch, which then
+        runs beside others. Several devices for a Dense, EinsumDense or Embedding: its weights are in parts on them, by
+        columns or rows, and the layer is otherwise on the first. Or a `tfdist.Plan`.
       microbatches: of a batch; "auto": four for each stage after the first.
       schedule: "1f1b", which keeps the activations of few micro-batches, or "gpipe".
+      recompute: whether stages that would keep the activations of several micro-batches compute them again instead,
+        which takes the time of a forward and leaves gradients equal, dropout included.
+      memory: bytes that a device may take for weights, gradients, slots and activations; cuts that take more are left
+        out.
+      batch_size: of `fit`, for which times and memory are planned; None: 32 samples a micro-batch.
 
     Raises:
       ValueError: unknown devices, fewer than two, or an argument of another form.
@@ -54,84 +56,38 @@ class ModelParallelStrategy(OneProcessStrategy):
         self,
         devices: Sequence[str] | int | None = None,
         *,
-        balance: str | Sequence[int] | dict[str, str | Sequence[str]] = "time",
+        balance: str | Sequence[int] | dict[str, str | int | Sequence[str | int]] | Plan = "time",
         microbatches: int | str = "auto",
         schedule: str = "1f1b",
+        recompute: bool = False,
+        memory: float | None = None,
+        batch_size: int | None = None,
     ) -> None:
         check_backend()
         self.devices = checked(devices)
-        self.microbatches = _count(microbatches, MICROS_PER_WAIT * (len(self.devices) - 1))
-        self._live = live(order_of(schedule, len(self.devices), self.microbatches))
-        balance, self.parts = separated(balance, self.devices)
-        self.schedule, self.balance = schedule, _form(balance, self.devices)
+        self.wishes = planning.wishes(
+            self.devices, balance, microbatches, schedule, recompute, memory, batch_size
+        )
         super().__init__(self.devices[0])
+
+    @property
+    def microbatches(self) -> int:
+        """Of a batch."""
+        return self.wishes.microbatches
+
+    def plan(self, model: Any) -> Plan:
+        """Where a model is cut, or will be: nothing is changed.
+
+        Raises:
+          ValueError: as `distribute`.
+        """
+        return mixing.plan_of(model) or planning.plan(Network(model), self.wishes)
 
     def distribute(self, model: Any) -> Any:
         """Cuts a Sequential or functional model into stages; returns the same object, still of its own class.
 
         Raises:
-          ValueError: a model with a `call` or `train_step` of its own, more devices than operations, or a balance that
-            does not fit it.
+          ValueError: a model with a `call` or `train_step` of its own, more devices than operations, a balance that
+            does not fit it, or no cut that keeps within `memory`.
         """
-        return mixing.distribute(model, self, self._plan, self.microbatches, self.schedule)
-
-    def _plan(self, network: Any) -> tuple[tuple[int, ...], list[str]]:
-        stages = len(self.devices)
-        measured = profile.seconds(network, self.devices[0]) if self.balance == "time" else None
-        units = network.units(1, measured)
-        if isinstance(self.balance, str):
-            return partition.best_cut(units, stages, self._live).bounds, self.devices
-        if isinstance(self.balance, dict):
-            return self._named(units)
-        if sum(self.balance) != len(units) or min(self.balance) < 1:
-            names = ", ".join(unit.name for unit in units)
-            raise ValueError(
-                f"balance is {self.balance}, expected {stages} numbers of at least 1 that add up to the model's "
-                f"{len(units)} operations: {names}."
-            )
-        return partition.bounds_of(self.balance), self.devices
-
-    def _named(self, units: list[partition.Unit]) -> tuple[tuple[int, ...], list[str]]:
-        names = [unit.name for unit in units]
-        unknown = [name for name in self.balance if name not in names]
-        if unknown:
-            raise ValueError(f"balance names {', '.join(unknown)}, expected layers of the model: {', '.join(names)}.")
-        bounds, devices = [0], [self.balance.get(names[0], self.devices[0])]
-        for position, name in enumerate(names):
-            device = self.balance.get(name, devices[-1])
-            if device != devices[-1]:
-                bounds.append(position)
-                devices.append(device)
-        if len({*devices, *itertools.chain(*self.parts.values())}) < 2:
-            raise ValueError(
-                f"balance {self.balance} puts all layers on {devices[0]}; name a layer for another device. The model's "
-                f"layers are {', '.join(names)}."
-            )
-        return (*bounds, len(names)), devices
-
-
-def _count(microbatches: Any, auto: int) -> int:
-    if microbatches == "auto":
-        return auto
-    try:
-        count = 0 if isinstance(microbatches, bool) else operator.index(microbatches)
-    except TypeError:
-        count = 0
-    if count < 1:
-        raise ValueError(f'microbatches is {microbatches!r}, expected a number of at least 1, or "auto".')
-    return count
-
-
-def _form(balance: Any, devices: Sequence[str]) -> Any:
-    """A balance as a word, a list of numbers, or a mapping from names to full names of devices."""
-    if isinstance(balance, str) and balance in ("time", "parameters"):
-        return balance
-    if isinstance(balance, dict) and balance and all(isinstance(device, str) for device in balance.values()):
-        return {name: checked_name(device, devices) for name, device in balance.items()}
-    with contextlib.suppress(TypeError):
-        if not isinstance(balance, (str, dict)) and len(balance) == len(devices):
-            return [operator.index(count) for count in balance]
-    raise ValueError(
-        f'balance is {balance!r}, expected "time", "parameters", {len(devices)} numbers of operations (one for each '
-        "device), or a mapping from names of layers to devices, or to several devices each."
-    )
+        return mixing.distribute(model, self, self.wishes)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import itertools
 from typing import Any
 
 import keras
@@ -12,11 +11,14 @@ import tensorflow as tf
 
 from tfdist import private, private_variables
 from tfdist.data.share import rows
+from tfdist.planner.layout import Layout, layout_of
+from tfdist.planner.plan import Plan
 from tfdist.planner.schedule import order_of
 from tfdist.ps.slots import Slots
 from tfdist.split.network import Network
 from tfdist.split.parts import Part, expanded, is_whole
 from tfdist.split.pipeline import Pipeline
+from tfdist.split.planning import Wishes, plan
 from tfdist.split.stages import Stage, forward
 from tfdist.trainers import split_losses, split_parts, split_slots
 from tfdist.trainers.arguments import refuse_jit
@@ -33,14 +35,17 @@ class Split:
     Attributes:
       strategy: whose it is.
       network, stages: its operations, and where they are.
-      micros: micro-batches of a batch.
-      schedule: "1f1b" or "gpipe".
+      layout: how they hang together.
+      wishes: what the strategy was asked for.
+      plan: what came of it.
       tracing: whether its own step is being traced, in which the losses of layers are counted by stage.
     """
 
-    def __init__(self, strategy: Any, network: Network, stages: list[Stage], micros: int, schedule: str) -> None:
-        self.strategy, self.network, self.stages = strategy, network, stages
-        self.micros, self.schedule = micros, schedule
+    def __init__(
+        self, strategy: Any, network: Network, stages: list[Stage], layout: Layout, wishes: Wishes, plan: Plan
+    ) -> None:
+        self.strategy, self.network, self.stages, self.layout = strategy, network, stages, layout
+        self.wishes, self.plan = wishes, plan
         self.tracing = False
 
 
@@ -73,14 +78,18 @@ class SplitTrainer:
         # Outside of graphs Keras passes arrays on as they are.
         data = keras.tree.map_structure(lambda t: tf.convert_to_tensor(t) if isinstance(t, np.ndarray) else t, data)
         x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
-        order = order_of(state.schedule, len(state.stages), state.micros)
-        joined = state.schedule == "gpipe"
+        asked = state.wishes
+        order = order_of(asked.schedule, state.layout, asked.microbatches)
+        joined = asked.schedule == "gpipe"
 
         loss = functools.partial(split_losses.of_part, self)
         scale = self.optimizer.scale_loss(tf.ones(()))
         state.tracing = True
         try:
-            done = Pipeline(state.network, state.stages, order, loss, joined, scale).run((x, y, sample_weight))
+            step = Pipeline(
+                state.network, state.stages, state.layout, order, loss, joined, scale, asked.recompute
+            )
+            done = step.run((x, y, sample_weight))
         finally:
             state.tracing = False
         private.track_loss(self, done.loss, rows(x))
@@ -92,8 +101,13 @@ class SplitTrainer:
         return self.compute_metrics(x, y, done.outputs, sample_weight=sample_weight)
 
 
-def distribute(model: Any, strategy: Any, plan: Any, micros: int, schedule: str) -> Any:
-    """See `ModelParallelStrategy.distribute`. `plan` gives the stages' bounds and devices for a network."""
+def plan_of(model: Any) -> Plan | None:
+    """Of a model that was distributed; None where it was not."""
+    return model.__dict__["_tfdist"].plan if has(model, SplitTrainer) else None
+
+
+def distribute(model: Any, strategy: Any, wishes: Wishes) -> Any:
+    """See `ModelParallelStrategy.distribute`."""
     model = given(model, strategy, SplitTrainer)
     if has(model, SplitTrainer):
         return model
@@ -105,16 +119,20 @@ def distribute(model: Any, strategy: Any, plan: Any, micros: int, schedule: str)
     network = Network(model)
     for optimizer in _optimizers(model):
         _slots(optimizer)  # which raises before anything is changed
-    bounds, devices = plan(network)
-    held = split_parts.checked(network, strategy.parts)
+    found = plan(network, wishes)
+    held = split_parts.checked(network, wishes.parts)
     for optimizer in _optimizers(model) if held else ():
         split_slots.check_optimizer(optimizer)
+    positions = found.positions(network.names)
+    last = len(positions) - 1
     stages = [
-        Stage(i, device, network.operations[a:b], network, last=i == len(devices) - 1)
-        for i, ((a, b), device) in enumerate(zip(itertools.pairwise(bounds), devices, strict=True))
+        Stage(i, lane, wishes.devices[lane], [network.operations[p] for p in mine], network, last=i == last)
+        for i, (mine, lane) in enumerate(zip(positions, (s.device for s in found.stages), strict=True))
     ]
+    needs = [operation.needs for operation in network.operations]
+    layout = layout_of(positions, [stage.lane for stage in stages], needs, network.ends)
     split_parts.hold(held)
-    mix(model, strategy, SplitTrainer, Split(strategy, network, stages, micros, schedule), adopt, NO_XLA)
+    mix(model, strategy, SplitTrainer, Split(strategy, network, stages, layout, wishes, found), adopt, NO_XLA)
     settle(model)
     return model
 

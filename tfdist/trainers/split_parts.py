@@ -39,9 +39,10 @@ def checked(network: Network, wanted: Mapping[str, Sequence[str]]) -> list[tuple
     """
     found = []
     for name, devices in wanted.items():
-        calls = [operation for operation in network.operations if operation.name == name]
+        layer = next(o.layer for o in network.operations if name in (o.name, o.layer.name))
+        calls = [operation for operation in network.operations if operation.layer is layer]
         _check(name, calls, len(devices))
-        found.append((calls[0].layer, list(devices)))
+        found.append((layer, list(devices)))
     return found
 
 
