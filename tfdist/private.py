@@ -3,6 +3,7 @@
 Nothing public does these jobs (each entry says which). `check()` looks every name up, so that a new
 version that moves one fails in `tests/unit/test_private.py`, not in a user's training run. Besides the
 functions here, the trainers override or read the private *methods* and *attributes* listed in `METHODS`.
+What is done to a variable, and to an optimizer's lists of variables, is in `private_variables`.
 """
 
 from __future__ import annotations
@@ -46,7 +47,12 @@ METHODS: dict[str, tuple[str, ...]] = {
         "_resolve_auto_jit_compile",
     ),
     "keras.layers.Layer": ("_get_own_losses",),
-    "keras.Variable": ("_initialize",),
+    "keras.Variable": (
+        "_initialize",
+        "_serialize_to_tensors",
+        "_restore_from_tensors",
+        "_export_to_saved_model_graph",
+    ),
     "keras.optimizers.Optimizer": (
         "_clip_gradients",
         "_all_reduce_sum_gradients",
@@ -55,8 +61,12 @@ METHODS: dict[str, tuple[str, ...]] = {
         "_use_weight_decay",
         "_var_key",
         "_overwrite_model_variables_with_average_value",
+        "_update_model_variables_moving_average",
+        "_apply_weight_decay",
+        "_backend_increment_gradient_accumulators",
+        "_backend_reset_gradient_accumulators",
     ),
-    "keras.optimizers.LossScaleOptimizer": ("check_finite", "scale_loss"),
+    "keras.optimizers.LossScaleOptimizer": ("check_finite", "scale_loss", "_stateful_handle_finite_grads"),
     "tensorflow.Operation": ("_add_control_inputs",),
     "tensorflow.distribute.StrategyExtended": (
         "_create_variable",
@@ -322,21 +332,6 @@ def set_mask(tensor: Any, mask: Any) -> None:
 def track_loss(model: Any, loss: Any, samples: Any) -> None:
     """Counts a batch's loss into what the logs call "loss"."""
     model._loss_tracker.update_state(loss, sample_weight=samples)
-
-
-def place(variable: Any, device: str) -> None:
-    """Moves a built Keras variable, with its value, to another device."""
-    tf = importlib.import_module("tensorflow")
-    value = variable.value.numpy()
-    with tf.device(device):
-        variable._initialize(tf.convert_to_tensor(value))
-
-
-def reindex(optimizer: Any) -> None:
-    """Tells a built optimizer that its variables, which it knows by TensorFlow's, are kept by others now."""
-    if optimizer.built and hasattr(optimizer, "_trainable_variables_indices"):
-        known = optimizer._trainable_variables
-        optimizer._trainable_variables_indices = {optimizer._var_key(v): i for i, v in enumerate(known)}
 
 
 def wait_for(operation: Any, others: Any) -> None:

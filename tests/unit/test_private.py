@@ -4,11 +4,38 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfdist import private
+from tfdist import private, private_variables
 
 
 def test_every_name_is_there():
     assert private.check() == []
+
+
+def test_a_variable_and_an_optimizer_keep_what_private_variables_changes():
+    variable = keras.Variable(np.zeros((2, 3), "float32"), name="kernel")
+    assert {"_value", "_shape", "_ndim", "_path"} <= vars(variable).keys()
+    assert private_variables.held_by(variable) is variable.value
+    optimizer = keras.optimizers.Adam()
+    optimizer.build([variable])
+    assert vars(optimizer)["_trainable_variables"][0] is variable
+    chosen, listed = optimizer._tracker.config["variables"]
+    assert chosen(variable) and [id(v) for v in listed] == [id(v) for v in optimizer.variables]
+    assert optimizer._var_key(variable) in optimizer._trainable_variables_indices
+    unlisted = optimizer.variables[:2]
+    private_variables.list_variables(optimizer, unlisted)
+    assert optimizer.variables == unlisted
+    optimizer.set_weights([np.array(7), np.array(0.5)])
+    assert int(optimizer.iterations) == 7
+
+
+def test_a_variable_moves_with_its_full_name_and_number():
+    model = keras.Sequential([keras.Input((2,), name="i"), keras.layers.Dense(2, name="deep")])
+    kernel = model.layers[0].kernel
+    before, value = kernel.value, kernel.numpy()
+    private_variables.place(kernel, "/CPU:0")
+    assert kernel.value is not before and kernel.value.name == before.name and "deep/kernel" in before.name
+    assert kernel.value._unique_id == before._unique_id and kernel.value.trainable
+    np.testing.assert_array_equal(kernel.numpy(), value)
 
 
 def test_missing_names_are_told(monkeypatch):

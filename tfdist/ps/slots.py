@@ -7,7 +7,7 @@ user's optimizer and in its copies alike.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 import keras
@@ -22,6 +22,11 @@ _NO_SLOTS = ("_variables", "_trainable_variables")
 class Slots:
     """The variables of an optimizer that was built on `count` variables.
 
+    Args:
+      optimizer: built.
+      count: of variables.
+      apart: ids of the optimizer's variables that are to be passed over.
+
     Attributes:
       shared: those of all variables together, in the optimizer's order. The learning rate is none of them: the user's
         optimizer has it, and each update brings it along.
@@ -31,9 +36,9 @@ class Slots:
       ValueError: a variable of the optimizer is in no list and no scalar, so nobody can say whose it is.
     """
 
-    def __init__(self, optimizer: Any, count: int) -> None:
+    def __init__(self, optimizer: Any, count: int, apart: Collection[int] = ()) -> None:
         self.rows: list[dict[str, Any]] = [{} for _ in range(count)]
-        listed = set()
+        listed = set(apart)
         for name, value in vars(optimizer).items():
             if name in _NO_SLOTS or not isinstance(value, list) or len(value) != count:
                 continue
@@ -74,11 +79,16 @@ def check(optimizer: Any) -> None:
         )
 
 
+def is_elementwise(optimizer: Any) -> bool:
+    """Whether each element is updated by itself. Only of Keras' own optimizers that is known."""
+    cls = optimizer.__class__
+    return cls.__name__ in ELEMENTWISE and cls.__module__.startswith("keras.")
+
+
 def stands_alone(optimizer: Any, variable: Any) -> bool:
     """Whether a variable must be updated whole, in its own shape, instead of within a stretch of many."""
     return (
-        optimizer.__class__.__name__ not in ELEMENTWISE
-        or not optimizer.__class__.__module__.startswith("keras.")
+        not is_elementwise(optimizer)
         or variable.constraint is not None
         or (bool(optimizer.weight_decay) and not private.decays(optimizer, variable))
     )

@@ -12,6 +12,7 @@ import tensorflow as tf
 from tfdist import private
 from tfdist.comm.fusion import nbytes
 from tfdist.planner.partition import Unit
+from tfdist.split.parts import expanded
 
 COPIES = 4  # of a trained weight: with its gradient and two slots
 
@@ -37,8 +38,8 @@ class Operation:
 
     @property
     def variables(self) -> list[Any]:
-        """Keras variables of the layer, those of layers inside it too."""
-        return list(self.layer.variables) if isinstance(self.layer, keras.layers.Layer) else []
+        """Keras variables of the layer, those of layers inside it too; parts in place of what is held in parts."""
+        return expanded(self.layer.variables) if isinstance(self.layer, keras.layers.Layer) else []
 
 
 class Network:

@@ -6,7 +6,7 @@ import contextlib
 import math
 import operator
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from tfdist.planner import partition
@@ -36,6 +36,7 @@ class Wishes:
       timed_on: the device to time operations on; None: the first. To plan for devices that are not here.
       bytes_per_second: over a cut; None: as measured between the first two.
       speed_source: where that is known from.
+      parts: devices of layers that are held in parts, full names, by the layer's name.
     """
 
     devices: Sequence[str]
@@ -48,6 +49,7 @@ class Wishes:
     timed_on: str | None = None
     bytes_per_second: float | None = None
     speed_source: str = ""
+    parts: dict[str, list[str]] = field(default_factory=dict)
 
     @property
     def samples(self) -> int:
@@ -77,7 +79,8 @@ def wishes(
         raise ValueError(f"memory is {memory!r}, expected the bytes that a device may take for its stage, or None.")
     batch = checked_batch(batch_size)
     limit = math.inf if memory is None else memory
-    return Wishes(devices, _form(balance, devices), micros, schedule, recompute, limit, batch)
+    balance, parts = _parts(balance, devices)
+    return Wishes(devices, _form(balance, devices), micros, schedule, recompute, limit, batch, parts=parts)
 
 
 def checked_batch(batch_size: int | None) -> int | None:
@@ -131,7 +134,7 @@ def _by_mapping(network: Network, asked: Wishes) -> Plan:
     for operation in network.operations:
         inherited = devices[operation.needs[-1]] if operation.needs else known.get(names[0], 0)
         devices.append(known.get(operation.name, known.get(operation.layer.name, inherited)))
-    if len(set(devices)) < 2:
+    if len(set(devices)) < 2 and not asked.parts:
         raise ValueError(
             f"balance {known} puts all layers on {asked.devices[devices[0]]}; name a layer for another device. The "
             f"model's layers are {', '.join(names)}."
@@ -156,6 +159,22 @@ def _number(name: str, given: Any, auto: int, others: str) -> int:
     return count
 
 
+def _parts(balance: Any, devices: Sequence[str]) -> tuple[Any, dict[str, list[str]]]:
+    """A mapping from names with one device each, the first where there are several, and the full names of those."""
+    if not isinstance(balance, dict):
+        return balance, {}
+    first, parts = dict(balance), {}
+    for name, given in balance.items():
+        if isinstance(given, (list, tuple)) and given and all(isinstance(device, (str, int)) for device in given):
+            first[name] = given[0]
+            found = [devices[_device(name, device, devices)] for device in given]
+            if len(set(found)) < len(found):
+                raise ValueError(f"balance maps {name!r} to {', '.join(found)}, expected each of its devices once.")
+            if len(found) > 1:
+                parts[name] = found
+    return first, parts
+
+
 def _form(balance: Any, devices: Sequence[str]) -> Any:
     """A balance as a word, a list of numbers, a mapping from names to numbers of devices, or a plan."""
     if isinstance(balance, str) and balance in WORDS:
@@ -173,7 +192,7 @@ def _form(balance: Any, devices: Sequence[str]) -> Any:
             return [operator.index(count) for count in balance]
     raise ValueError(
         f'balance is {balance!r}, expected "time", "memory", "parameters", {len(devices)} numbers of operations (one '
-        "for each device), a mapping from names of layers to devices, or a tfdist.Plan."
+        "for each device), a mapping from names of layers to devices, or several devices each, or a tfdist.Plan."
     )
 
 

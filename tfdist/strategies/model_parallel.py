@@ -52,7 +52,8 @@ class ModelParallelStrategy(OneProcessStrategy):
         largest stage is as small as can be; "parameters": by bytes of weights. Or a list: so many operations to each
         stage. Or a mapping from names of layers to devices (names, or numbers in `devices`): a layer that is not named
         is where the last one is that it takes from, so naming the first layer of a branch moves the branch, which then
-        runs beside others. Or a `tfdist.Plan`.
+        runs beside others. Several devices for a Dense, EinsumDense or Embedding: its weights are in parts on them, by
+        columns or rows, and the layer is otherwise on the first. Or a `tfdist.Plan`.
       microbatches: of a batch; "auto": four for each stage after the first.
       schedule: "1f1b", which keeps the activations of few micro-batches, or "gpipe".
       recompute: whether stages that would keep the activations of several micro-batches compute them again instead,
@@ -74,7 +75,7 @@ class ModelParallelStrategy(OneProcessStrategy):
         self,
         devices: Sequence[str] | int | None = None,
         *,
-        balance: str | Sequence[int] | dict[str, str | int] | Plan = "time",
+        balance: str | Sequence[int] | dict[str, str | int | Sequence[str | int]] | Plan = "time",
         microbatches: int | str = "auto",
         schedule: str = "1f1b",
         recompute: bool = False,

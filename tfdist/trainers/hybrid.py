@@ -25,6 +25,7 @@ from tfdist.split.network import Network
 from tfdist.split.planning import Wishes
 from tfdist.trainers import handshake, ring, split
 from tfdist.trainers.models import given, mix
+from tfdist.trainers.split_optimizer import PlacedOptimizer
 from tfdist.trainers.swap import has
 from tfdist.trainers.switchboard import Switchboard, of, unnumbered
 
@@ -35,6 +36,7 @@ class HybridBoard(Switchboard):
     def __init__(self, model: keras.Model, strategy: Any, key: str, its_split: split.Split) -> None:
         super().__init__(model, strategy, key)
         self.split = its_split
+        its_split.optimizer = PlacedOptimizer  # the ring's own is around it, and deals with gradients
 
     def places(self, variables: list[Any]) -> list[Place]:
         """The stage of each variable, by its index, and its device; a variable of the model alone is the first's."""
@@ -60,6 +62,11 @@ def distribute(model: Any, strategy: Any, wishes: Wishes) -> Any:
     model = given(model, strategy, HybridTrainer)
     if has(model, HybridTrainer):
         return model
+    if wishes.parts:
+        raise ValueError(
+            f"balance holds {', '.join(wishes.parts)} in parts on several devices, which HybridStrategy does not: give "
+            "the layer one device, or train with ModelParallelStrategy."
+        )
     comm = strategy.extended.comm
     together = [
         layer.name

@@ -11,7 +11,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfdist import private
+from tfdist import private, private_variables
 from tfdist.data.share import rows
 from tfdist.planner.layout import Layout, layout_of
 from tfdist.planner.plan import Plan
@@ -19,13 +19,15 @@ from tfdist.planner.schedule import order_of
 from tfdist.ps.slots import Slots
 from tfdist.split.devices import check_home
 from tfdist.split.network import Network
+from tfdist.split.parts import Part, expanded, is_whole
 from tfdist.split.pipeline import Pipeline
 from tfdist.split.planning import Wishes, plan
 from tfdist.split.stages import Stage, forward
-from tfdist.trainers import split_losses
+from tfdist.trainers import split_losses, split_parts, split_slots
 from tfdist.trainers.arguments import refuse_jit
 from tfdist.trainers.models import given, mix
 from tfdist.trainers.pace import Pace
+from tfdist.trainers.split_optimizer import SplitOptimizer
 from tfdist.trainers.swap import has, swap
 
 NO_XLA = "a step over several devices cannot be one XLA program. Leave it out or pass jit_compile=False."
@@ -42,6 +44,7 @@ class Split:
       plan: what came of it.
       tracing: whether its own step is being traced, in which the losses of layers are counted by stage.
       pace: how long its steps take.
+      optimizer: what is mixed into the model's optimizers.
     """
 
     def __init__(
@@ -51,6 +54,7 @@ class Split:
         self.wishes, self.plan = wishes, plan
         self.tracing = False
         self.pace = Pace()
+        self.optimizer: type = SplitOptimizer
 
     def watching(self, what: str) -> contextlib.AbstractContextManager[None]:
         """See `ModelParallelStrategy.watching`; a ring's ranks have deadlines of their own."""
@@ -133,7 +137,7 @@ class SplitTrainer:
         private.track_loss(self, done.loss, rows(x))
         for variable, value in done.state:
             variable.assign(value)
-        variables = self.trainable_variables
+        variables = expanded(self.trainable_variables)
         if variables:
             self.optimizer.apply_gradients([(done.gradients.get(id(v)), v) for v in variables])
         return self.compute_metrics(x, y, done.outputs, sample_weight=sample_weight)
@@ -149,30 +153,6 @@ class SplitTrainer:
     def reset_metrics(self) -> None:
         self._tfdist_split.pace.pause()  # Keras calls it first in each epoch
         super().reset_metrics()
-
-
-class SplitOptimizer:
-    """Mixed into the optimizer of `compile`: its slots are, and its arithmetic happens, where its variables are."""
-
-    def add_variable_from_reference(self, reference_variable: Any, *args: Any, **kwargs: Any) -> Any:
-        with tf.device(_device(reference_variable)):
-            return super().add_variable_from_reference(reference_variable, *args, **kwargs)
-
-    def update_step(self, gradient: Any, variable: Any, learning_rate: Any) -> Any:
-        with tf.device(_device(variable)):
-            return super().update_step(gradient, variable, learning_rate)
-
-    def _overwrite_model_variables_with_average_value(self, trainable_variables: Any) -> None:
-        # Keras' own asks the optimizer's strategy, whose scope would be a second one within the model's.
-        for variable, average in zip(trainable_variables, self._model_variables_moving_average, strict=True):
-            if average is not None:
-                with tf.device(_device(variable)):
-                    variable.assign(average.value)
-
-
-def _device(variable: Any) -> str:
-    """Keras hands its optimizers variables of its own at some places, and TensorFlow's at others."""
-    return (variable if isinstance(variable, tf.Variable) else variable.value).device
 
 
 def plan_of(model: Any) -> Plan | None:
@@ -191,7 +171,7 @@ def distribute(model: Any, strategy: Any, wishes: Wishes) -> Any:
 
 
 def cut(model: Any, strategy: Any, wishes: Wishes, planned: Callable[[Network, Wishes], Plan]) -> Split:
-    """A model's stages, see `distribute`, by the plan that `planned` makes; the model stays as it is.
+    """A model's stages, see `distribute`, by the plan that `planned` makes; only layers in parts are changed.
 
     Raises:
       ValueError: it cannot be cut, or its optimizer keeps slots that cannot be moved.
@@ -204,8 +184,11 @@ def cut(model: Any, strategy: Any, wishes: Wishes, planned: Callable[[Network, W
     network = Network(model)
     check_home(model)
     for optimizer in _optimizers(model):
-        _slots(optimizer, model)  # which raises before anything is changed
+        slots_of(optimizer)  # which raises before anything is changed
     found = planned(network, wishes)
+    held = split_parts.checked(network, wishes.parts)
+    for optimizer in _optimizers(model) if held else ():
+        split_slots.check_optimizer(optimizer)
     positions = found.positions(network.names)
     last = len(positions) - 1
     stages = [
@@ -214,6 +197,7 @@ def cut(model: Any, strategy: Any, wishes: Wishes, planned: Callable[[Network, W
     ]
     needs = [operation.needs for operation in network.operations]
     layout = layout_of(positions, [stage.lane for stage in stages], needs, network.ends)
+    split_parts.hold(held)
     return Split(strategy, network, stages, layout, wishes, found)
 
 
@@ -231,7 +215,10 @@ def adopt(model: Any) -> None:
             f"Model {model.name!r} got or lost layers after it was distributed. Build it anew, and distribute it last."
         )
     for optimizer in _optimizers(model):
-        swap(optimizer, SplitOptimizer)
+        if any(is_whole(v) for v in model.variables):
+            split_slots.check_optimizer(optimizer)
+            split_slots.cut_slots(optimizer)
+        swap(optimizer, state.optimizer)
     settle(model)
     if model.jit_compile:
         model.jit_compile = False
@@ -242,15 +229,16 @@ def settle(model: Any) -> None:
     known: set[int] = set()
     for stage in model._tfdist_split.stages:
         for variable in stage.variables:
-            if id(variable) not in known and variable.value.device != stage.device:
-                private.place(variable, stage.device)
+            apart = isinstance(variable, Part) or id(variable) in known
+            if not apart and variable.value.device != stage.device:
+                private_variables.place(variable, stage.device)
             known.add(id(variable))
     for optimizer in _optimizers(model):
-        for variable, row in zip(model.trainable_variables, _slots(optimizer, model), strict=False):
+        for variable, row in zip(private.trained_by(optimizer), slots_of(optimizer), strict=False):
             for slot in row.values():
                 if slot.value.device != variable.value.device:
-                    private.place(slot, variable.value.device)
-        private.reindex(optimizer)
+                    private_variables.place(slot, variable.value.device)
+        private_variables.reindex(optimizer)
 
 
 def _optimizers(model: Any) -> list[Any]:
@@ -259,7 +247,9 @@ def _optimizers(model: Any) -> list[Any]:
     return [o for o in (outer, getattr(outer, "inner_optimizer", None)) if o is not None]
 
 
-def _slots(optimizer: Any, model: Any) -> list[dict[str, Any]]:
+def slots_of(optimizer: Any) -> list[dict[str, Any]]:
+    """By variable that the optimizer was built on, its slots by name; none where it is not built, or has one inside."""
     if not optimizer.built or hasattr(optimizer, "inner_optimizer"):
         return []
-    return Slots(optimizer, len(model.trainable_variables)).rows
+    wholes = [id(v) for v in optimizer.variables if is_whole(v)]  # whose parts are the slots
+    return Slots(optimizer, len(private.trained_by(optimizer)), wholes).rows

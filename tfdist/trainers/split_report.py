@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+from tfdist import private
 from tfdist.planner.outlook import Report
 from tfdist.planner.plan import Plan
-from tfdist.ps.slots import Slots
 from tfdist.split import planning, profile, survey
 from tfdist.split.network import Network
 from tfdist.split.planning import Wishes
-from tfdist.trainers.split import SplitTrainer
+from tfdist.trainers.split import SplitTrainer, slots_of
 from tfdist.trainers.swap import has
 
 
@@ -42,6 +42,6 @@ def slot_bytes(model: Any) -> dict[int, int] | None:
     optimizer = getattr(optimizer, "inner_optimizer", optimizer)  # that which scaling of the loss has inside
     if optimizer is None or not optimizer.built:
         return None
-    variables = model.trainable_variables
-    rows = Slots(optimizer, len(variables)).rows
+    variables = private.trained_by(optimizer)
+    rows = slots_of(optimizer)
     return {id(v): sum(survey.nbytes(s.value) for s in row.values()) for v, row in zip(variables, rows, strict=True)}
