@@ -69,18 +69,22 @@ class SplitTrainer:
     def _tfdist_split(self) -> Split:
         return self.__dict__["_tfdist"]
 
+    @functools.wraps(keras.Model.fit)
     def fit(self, *args: Any, **kwargs: Any) -> Any:
         with self._tfdist_split.watching("fit"):
             return super().fit(*args, **kwargs)
 
+    @functools.wraps(keras.Model.evaluate)
     def evaluate(self, *args: Any, **kwargs: Any) -> Any:
         with self._tfdist_split.watching("evaluate"):
             return super().evaluate(*args, **kwargs)
 
+    @functools.wraps(keras.Model.predict)
     def predict(self, *args: Any, **kwargs: Any) -> Any:
         with self._tfdist_split.watching("predict"):
             return super().predict(*args, **kwargs)
 
+    @functools.wraps(keras.Model.save)
     def save(self, *args: Any, **kwargs: Any) -> Any:
         with self._tfdist_split.watching("save"):
             return super().save(*args, **kwargs)
