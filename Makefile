@@ -48,6 +48,7 @@ bench: $(HOROVOD)
 	$(BIN)/python benchmarks/allreduce.py
 	$(BIN)/python benchmarks/parameter_server.py
 	$(BIN)/python benchmarks/ps_convergence.py $(PLOT)
+	$(BIN)/python benchmarks/model_parallel.py
 
 pins: $(PACKAGES)
 	$(BIN)/python requirements/pin.py

@@ -43,13 +43,14 @@ class Team:
     python: str = sys.executable
     env: Mapping[str, str] = field(default_factory=dict)
     pinned: bool = True  # to a core of its own; a chief pins its workers instead
+    frozen: bool = True  # between its turns; not where it has processes of its own that would miss it
 
     def commands(self, meeting: str) -> list[tuple[list[str], dict[str, str]]]:
         """(argv, environment) of each process to start."""
         worker = [self.python, "-m", "benchmarks.worker", self.variant]
         if not self.pinned:
             return [(worker, {**self.env, "BENCHMARK_UNPINNED": "1"})]
-        if self.variant == "torch":
+        if self.variant in ("torch", "split torch"):
             shared = {**self.env, "WORLD_SIZE": str(self.ranks), "BENCHMARK_MEETING": meeting}
             return [(worker, {**shared, "RANK": str(rank)}) for rank in range(self.ranks)]
         if self.ranks == 1:
@@ -117,12 +118,14 @@ class Teams:
         Raises:
             RuntimeError: a rank failed; the message holds its traceback.
         """
-        self._signal(team.name, signal.SIGCONT)
+        if team.frozen:
+            self._signal(team.name, signal.SIGCONT)
         ranks = self._ranks[team.name]
         for connection, _ in ranks.values():
             connection.send((method, args))
         answers = [self._receive(team, ranks[rank][0], self._deadline) for rank in sorted(ranks)]
-        self._signal(team.name, signal.SIGSTOP)
+        if team.frozen:
+            self._signal(team.name, signal.SIGSTOP)
         for problem, _ in answers:
             if problem:
                 raise RuntimeError(f"{team.name}: {method}{args} failed:\n{problem}")
@@ -154,7 +157,8 @@ class Teams:
             problem, _ = self._receive(team, connection, START_SECONDS)
             if problem:
                 raise RuntimeError(f"{team.name} did not start:\n{problem}")
-        self._signal(team.name, signal.SIGSTOP)
+        if team.frozen:
+            self._signal(team.name, signal.SIGSTOP)
 
     def _accept(self, team: Team) -> None:
         self._listener._listener._socket.settimeout(START_SECONDS)  # type: ignore[attr-defined]

@@ -23,12 +23,16 @@ VARIANTS = {
     "ps tfdist": "benchmarks.peers.ps_tfdist",
     "ps tf_keras": "benchmarks.peers.ps_tf_keras",
     "ps digits": "benchmarks.peers.ps_digits",
+    "split keras": "benchmarks.peers.split_keras",
+    "split alone": "benchmarks.peers.split_alone",
+    "split tfdist": "benchmarks.peers.split_tfdist",
+    "split torch": "benchmarks.peers.split_torch",
 }
 RANKS = ("HOROVOD_RANK", "OMPI_COMM_WORLD_RANK", "RANK")
 
 
 class Variant(Protocol):
-    """What a module of `VARIANTS` makes by its `open`; those of the parameter server have methods of their own."""
+    """What a module of `VARIANTS` makes by its `open`; those of `ps` and `split` have methods of their own."""
 
     def prepare(self, model: str, steps: int) -> dict[str, Any]:
         """Builds the model and runs a few steps; facts for the report."""

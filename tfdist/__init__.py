@@ -17,7 +17,7 @@ _HOMES = {
     **dict.fromkeys(("Async", "Bounded", "Sync", "LocalSGD"), "tfdist.ps.consistency"),
     "auto_strategy": "tfdist.strategies.auto",
     "LocalCluster": "tfdist.launch.local_cluster",
-    "serve": "tfdist.ps.task",
+    "serve": "tfdist.tasks.serving",
     "Checkpoint": "tfdist.checkpoint",
     "LinearScaling": "tfdist.callbacks",
     "RunReport": "tfdist.report",

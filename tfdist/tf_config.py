@@ -1,4 +1,4 @@
-"""TF_CONFIG: which processes a parameter-server job has, and which of them this one is.
+"""TF_CONFIG: which processes a job of tasks has, and which of them this one is.
 
 Every process of such a job gets the same addresses and a task of its own in one variable, as JSON.
 This module reads it once into frozen values, writes it for processes that are to be started, and
@@ -69,7 +69,7 @@ class Cluster:
     """The addresses, "host:port", of all processes by job.
 
     Attributes:
-        chief: None if TF_CONFIG names none; `need_chief` refuses that.
+        chief: None if TF_CONFIG names none.
         workers: those of the job "worker".
         ps: the parameter servers.
         evaluators: often empty although there is one, as not every tool lists it.
@@ -85,6 +85,11 @@ class Cluster:
 
     def __post_init__(self) -> None:
         _check_addresses({f"cluster.{t.job}[{t.index}]": self.address(t) for t in self.tasks()})
+
+    @property
+    def first(self) -> Task:
+        """The task that runs the program and writes files: the chief, or worker/0 without one."""
+        return Task("worker", 0) if self.chief is None else Task("chief", 0)
 
     def tasks(self) -> tuple[Task, ...]:
         """All tasks that have an address: chief, ps, workers, evaluators."""
@@ -159,6 +164,14 @@ def parse(text: str) -> tuple[Cluster, Task] | None:
     return parsed, task
 
 
+def check_job(cluster: Cluster) -> None:
+    """ValueError unless the cluster can run a job: of a parameter server, or of workers alone."""
+    if cluster.ps:
+        need_chief(cluster)
+    else:
+        need_workers(cluster)
+
+
 def need_chief(cluster: Cluster) -> None:
     """ValueError unless the cluster can run a parameter-server job: a chief, workers and ps."""
     counts = {job: len(cluster._by_job()[job]) for job in ("chief", "worker", "ps")}
@@ -167,7 +180,20 @@ def need_chief(cluster: Cluster) -> None:
         found = ", ".join(f"{count} {job}" for job, count in counts.items())
         expected = "1 chief, 1 worker or more and 1 ps or more, as a parameter-server job needs"
         cure = f"Add addresses under {' and '.join(missing)} in TF_CONFIG of every process."
+        if not cluster.ps:
+            cure += " Workers alone are for ModelParallelStrategy."
         raise _error("cluster", f"has {found}", expected, cure)
+
+
+def need_workers(cluster: Cluster) -> None:
+    """ValueError unless the cluster can hold one model's stages: workers, and a chief besides if it likes."""
+    for job, count in (("ps", len(cluster.ps)), ("evaluator", len(cluster.evaluators))):
+        if count:
+            cure = f"Remove cluster.{job} in TF_CONFIG of every process, or use ParameterServerStrategy."
+            raise _error(f"cluster.{job}", f"has {count}", "none, as a model's stages are on workers", cure)
+    if not cluster.workers:
+        cure = "List the addresses of the tasks there, in TF_CONFIG of every process."
+        raise _error("cluster.worker", "is not given", "1 worker or more", cure)
 
 
 def _error(where: str, found: str, expected: str, cure: str) -> ValueError:

@@ -17,6 +17,8 @@ class Queues:
       on_asked: what happens, one after the other, when the chief listens.
     """
 
+    whom = "the chief"
+
     def __init__(self) -> None:
         self.asked_numbers: list[int] = []
         self.weights: list[tuple] = []

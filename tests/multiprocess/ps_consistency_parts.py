@@ -11,7 +11,7 @@ import numpy as np
 import tensorflow as tf
 
 from tests.multiprocess.ps_parts import assert_same, data
-from tfdist.ps.task import listens
+from tfdist.tasks.board import listens
 
 ROWS = 3000  # of a table, 8 wide: large enough to be held by rows
 

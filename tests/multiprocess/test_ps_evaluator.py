@@ -15,7 +15,7 @@ import pytest
 
 from tests.helpers.cluster import QUIET
 from tfdist.launch.ports import cluster_on_free_ports
-from tfdist.ps.task import FAILED, GONE
+from tfdist.tasks.serving import FAILED, GONE
 from tfdist.tf_config import Task
 
 ROOT = Path(__file__).parents[2]

@@ -35,5 +35,5 @@ def test_what_is_wrong_is_said():
     with pytest.raises(ValueError, match="TF_CONFIG"):
         choose({"TF_CONFIG": "{"})
     workers = {"cluster": {"worker": ["a:1"]}, "task": {"type": "worker", "index": 0}}
-    with pytest.raises(ValueError, match="chief"):
+    with pytest.raises(ValueError, match=r"1 chief.*Workers alone are for ModelParallelStrategy"):
         choose({"TF_CONFIG": json.dumps(workers)})

@@ -8,7 +8,7 @@ import time
 import psutil
 import pytest
 
-from benchmarks import pace, ps_curves, ps_report
+from benchmarks import pace, ps_curves, ps_report, split_report
 from benchmarks.slowed import Slowed
 
 
@@ -76,3 +76,18 @@ def test_a_slowed_process_runs_a_tenth_of_the_time_and_goes_on_afterwards():
     finally:
         process.send_signal(signal.SIGKILL)
         process.wait()
+
+
+def turn(step):
+    return split_report.Turn(step, [step], 0.0)
+
+
+def test_the_ideal_pipeline_only_fills_and_empties():
+    assert split_report.ideal(8.0, 1) == 8.0
+    assert split_report.ideal(8.0, 8) == 4.5
+    assert split_report.of_ideal([turn(8.0), turn(16.0)], [turn(9.0), turn(9.0)], 8) == 0.75  # of 0.5 and 1.0
+
+
+def test_an_automatic_cut_is_compared_with_the_best_manual_one():
+    manual = [[turn(3.0), turn(4.0)], [turn(2.0), turn(2.0)]]
+    assert split_report.over_best(manual, [turn(2.5), turn(2.0)]) == 0.9

@@ -17,6 +17,7 @@ PURE = [
     "tfdist.cli.build_horovod",
     "tfdist.cli.doctor",
     "tfdist.cli.main",
+    "tfdist.cli.plan",
     "tfdist.cli.run",
     "tfdist.cluster",
     "tfdist.comm.buckets",
@@ -24,6 +25,9 @@ PURE = [
     "tfdist.doctor.probe",
     "tfdist.launch.plan",
     "tfdist.planner.partition",
+    "tfdist.planner.picture",
+    "tfdist.planner.predict",
+    "tfdist.planner.telling",
     "tfdist.planner.schedule",
     "tfdist.ps.consistency",
     "tfdist.ps.layout",
@@ -94,7 +98,7 @@ def test_help_names_every_verb():
         timeout=60,
     )
     assert done.returncode == 0, done.stderr
-    for verb in ("run", "build-horovod", "doctor"):
+    for verb in ("run", "build-horovod", "doctor", "plan"):
         assert f"\n  {verb} " in done.stdout
 
 
@@ -107,7 +111,7 @@ def test_unknown_verb_is_answered_with_the_known_ones():
         timeout=60,
     )
     assert done.returncode == 2
-    assert "There is no verb 'biuld-horovod'. Known: build-horovod, doctor, run" in done.stderr
+    assert "There is no verb 'biuld-horovod'. Known: build-horovod, doctor, plan, run" in done.stderr
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: str(file.relative_to(ROOT)))

@@ -59,8 +59,12 @@ class TestPlan:
         assert (Place(7).who, Place(7).label, Place(7).written()) == ("rank 7", "7", "7")
 
     def test_bad_jobs(self):
-        with pytest.raises(ValueError, match="1 ps or more"):
-            TaskJob(SCRIPT, Cluster("a:1", workers=("b:1",)))
+        with pytest.raises(ValueError, match="cluster.worker is not given"):
+            TaskJob(SCRIPT, Cluster("a:1", workers=()))
+        with pytest.raises(ValueError, match="1 chief"):
+            TaskJob(SCRIPT, Cluster(None, workers=("b:1",), ps=("c:1",)))
+        with pytest.raises(ValueError, match="restarts is 1, expected 0 in a job without ps"):
+            TaskJob(SCRIPT, Cluster(None, workers=("b:1",)), restarts=1)
         with pytest.raises(ValueError, match="cores per rank is 0"):
             TaskJob(SCRIPT, CLUSTER, 0)
 
@@ -74,6 +78,7 @@ class TestPlan:
         cluster = cluster_on_free_ports(ps=2, workers=3)
         assert (len(cluster.ps), len(cluster.workers), len(cluster.evaluators)) == (2, 3, 0)
         assert all(cluster.address(task).startswith("127.0.0.1:") for task in cluster.tasks())
+        assert [t.name for t in cluster_on_free_ports(ps=0, workers=2).tasks()] == ["worker/0", "worker/1"]
         watched = cluster_on_free_ports(ps=2, workers=3, evaluator=True)
         assert watched.tasks()[-1] == Task("evaluator", 0)
         assert "evaluator" not in watched.spec()
@@ -176,6 +181,17 @@ class TestCommand:
         _, *tasks = result.output.splitlines()
         assert [line.split(":")[0] for line in tasks] == [*NAMES, "evaluator/0"]
 
+    def test_workers_alone(self):
+        result = self.invoke("--workers", "2", "--ps", "0", "--dry-run", "-m", "my.train")
+        command, *tasks = result.output.splitlines()
+        assert "--restarts 0" in command
+        assert [line.split(":")[0] for line in tasks] == ["worker/0", "worker/1"]
+        settings = [dict(w.split("=", 1) for w in shlex.split(line) if "=" in w) for line in tasks]
+        for index, each in enumerate(settings):
+            config = json.loads(each["TF_CONFIG"])
+            assert config["task"] == {"type": "worker", "index": index}
+            assert [*config["cluster"]] == ["worker"]
+
     @pytest.mark.parametrize(
         ("args", "words"),
         [
@@ -189,7 +205,10 @@ class TestCommand:
             (["--workers"], "'--workers' requires an argument"),
             (["--workers", "train.py"], "'train.py' is not a valid integer"),
             (["--workers", "0", "train.py"], "0 is not in the range x>=1"),
-            (["--workers", "1", "--ps", "0", "train.py"], "0 is not in the range x>=1"),
+            (["--workers", "1", "--ps", "-1", "train.py"], "-1 is not in the range x>=0"),
+            (["--ps", "0", "train.py"], "--ps needs --workers"),
+            (["--workers", "2", "--ps", "0", "--restarts", "1", "train.py"], "--restarts goes with ps"),
+            (["--workers", "2", "--ps", "0", "--evaluator", "train.py"], "--evaluator goes with ps"),
             (["--workers", "1", "--controller", "mpi", "train.py"], "--controller is for ranks"),
             (["--workers", "1", "nowhere.py"], "there is no file 'nowhere.py'"),
             (["--workers", "1"], "Missing argument 'PROGRAM'"),

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.helpers.tf_config import ADDRESSES, CLUSTER, WORKER, config, refused
-from tfdist.tf_config import JOBS, Cluster, Task, from_env, need_chief, parse
+from tfdist.tf_config import JOBS, Cluster, Task, check_job, from_env, need_chief, need_workers, parse
 
 ROOT = Path(__file__).parents[2]
 
@@ -304,6 +304,31 @@ def test_what_a_parameter_server_job_needs(cluster, found, missing):
         need_chief(cluster)
     assert found in str(error.value)
     assert missing in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("cluster", "words"),
+    [
+        (Cluster(None, ("a:1", "b:1"), ("c:1",)), "cluster.ps has 1, expected none"),
+        (Cluster(None, ("a:1",), evaluators=("c:1",)), "cluster.evaluator has 1, expected none"),
+        (Cluster("a:1", ()), "cluster.worker is not given, expected 1 worker or more"),
+    ],
+)
+def test_what_one_models_stages_need(cluster, words):
+    with pytest.raises(ValueError, match=r"^TF_CONFIG: .*, expected .+\. [A-Z]") as error:
+        need_workers(cluster)
+    assert words in str(error.value)
+    need_workers(Cluster("a:1", ("b:1",)))
+    check_job(Cluster(None, ("a:1", "b:1")))
+    check_job(CLUSTER)
+    with pytest.raises(ValueError, match="1 chief"):
+        check_job(Cluster(None, ("a:1",), ("c:1",)))
+
+
+def test_the_first_task_runs_the_program():
+    assert CLUSTER.first == Task("chief", 0)
+    assert Cluster(None, ("a:1", "b:1")).first == Task("worker", 0)
+    assert Cluster(None, ("a:1", "b:1")).tasks()[0] == Task("worker", 0)
 
 
 def test_jobs_are_those_of_a_task():

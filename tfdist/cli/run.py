@@ -12,7 +12,7 @@ from tfdist.launch.plan import CONTROLLERS, Job, Program
 from tfdist.launch.ports import cluster_on_free_ports
 from tfdist.launch.run import dry_run as describe
 from tfdist.launch.run import run as run_job
-from tfdist.launch.task_plan import TaskJob
+from tfdist.launch.task_plan import NO_RESTARTS, TaskJob
 
 RESTARTS = 3
 
@@ -24,12 +24,13 @@ RESTARTS = 3
 @click.option(
     "--workers",
     type=click.IntRange(min=1),
-    help="Instead of -np: number of workers of a parameter-server job; it has a chief besides.",
+    help="Instead of -np: number of workers of a parameter-server job; it has a chief besides. With "
+    "--ps 0 these are all tasks, and hold the stages of one model.",
 )
 @click.option(
     "--ps",
-    type=click.IntRange(min=1),
-    help="With --workers: number of parameter servers.  [default: 1]",
+    type=click.IntRange(min=0),
+    help="With --workers: number of parameter servers; 0 for ModelParallelStrategy.  [default: 1]",
 )
 @click.option(
     "--restarts",
@@ -73,18 +74,20 @@ def run(
 
     With -np these are the ranks of a ring. With --workers they are the tasks of a parameter-server
     job: a chief, --ps parameter servers, the workers and, with --evaluator, an evaluator, each with
-    its own TF_CONFIG.
+    its own TF_CONFIG. With --workers and --ps 0 they are workers alone, over whose devices a
+    ModelParallelStrategy lays one model; worker 0 is what the chief is elsewhere.
 
     Rank 0 or the chief prints as usual, the lines of the others carry their rank or task. When one
     fails the rest is ended, its traceback is shown last, and its exit code is that of this command.
-    A worker or ps that is killed by a signal is started again, and training goes on. When the chief
-    ends well the other tasks have 10 seconds to end as well. Options for this command stand before
-    PROGRAM.
+    A worker or ps of a parameter-server job that is killed by a signal is started again, and
+    training goes on. When the chief ends well the other tasks have 10 seconds to end as well.
+    Options for this command stand before PROGRAM.
 
     \b
     tfdist run -np 2 train.py --epochs 3
     tfdist run -np 4 --cores-per-rank 1 -m mypackage.train
     tfdist run --ps 1 --workers 2 train.py --epochs 3
+    tfdist run --ps 0 --workers 2 train.py --epochs 3
     """
     check_choice(ranks, workers, ps, controller, restarts, evaluator)
     if not module and not Path(program).exists():
@@ -95,8 +98,9 @@ def run(
     what = Program("module" if module else "script", program, args)
     job: Job | TaskJob
     if workers is not None:
-        cluster = cluster_on_free_ports(ps or 1, workers, evaluator)
-        job = TaskJob(what, cluster, cores_per_rank, RESTARTS if restarts is None else restarts)
+        cluster = cluster_on_free_ports(1 if ps is None else ps, workers, evaluator)
+        again = (RESTARTS if cluster.ps else 0) if restarts is None else restarts
+        job = TaskJob(what, cluster, cores_per_rank, again)
     else:
         job = Job(what, ranks or 1, controller or "gloo", cores_per_rank)
     if dry_run:
@@ -126,6 +130,10 @@ def check_choice(
         )
     if evaluator and workers is None:
         raise click.UsageError("--evaluator needs --workers: it is one of the tasks.")
+    if ps == 0 and restarts:
+        raise click.UsageError(f"--restarts goes with ps, and --ps is 0: {NO_RESTARTS}.")
+    if ps == 0 and evaluator:
+        raise click.UsageError("--evaluator goes with ps, and --ps is 0: workers alone have none.")
     if ranks is None and workers is None:
         if ps is not None:
             raise click.UsageError("--ps needs --workers, the number of workers beside the ps.")
@@ -135,5 +143,5 @@ def check_choice(
         )
     if workers is not None and controller is not None:
         raise click.UsageError(
-            "--controller is for ranks (-np): a parameter-server job exchanges data by gRPC."
+            "--controller is for ranks (-np): tasks (--workers) exchange data by gRPC."
         )

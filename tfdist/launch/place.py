@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-CHIEF = 0  # the number of rank 0 or the chief; `Cluster.tasks` begins with it
+CHIEF = 0  # the number of rank 0, the chief, or worker/0 without one; `Cluster.tasks` begins with it
 
 
 @dataclass(frozen=True)
@@ -14,7 +14,7 @@ class Place:
     Attributes:
         number: counts the job's processes from 0; the one with 0 is the chief, which prints as it
             is. In a job of ranks it is the rank.
-        task: "worker/1" in a parameter-server job, "" for a rank.
+        task: "worker/1" in a job of tasks, "" for a rank.
     """
 
     number: int

@@ -1,4 +1,4 @@
-"""Free ports of this machine for the tasks of a parameter-server job."""
+"""Free ports of this machine for the tasks of a job."""
 
 from __future__ import annotations
 
@@ -23,7 +23,12 @@ def free_addresses(count: int) -> list[str]:
 
 
 def cluster_on_free_ports(ps: int, workers: int, evaluator: bool = False) -> Cluster:
-    """One chief, `ps` parameter servers, `workers` workers, and an evaluator, on this machine."""
+    """One chief, `ps` parameter servers, `workers` workers, and an evaluator, on this machine.
+
+    Without parameter servers it has workers alone.
+    """
+    if not ps:
+        return Cluster(None, tuple(free_addresses(workers)))
     chief, *others = free_addresses(1 + ps + workers + evaluator)
     # At the evaluator's nobody listens: it is a task's name, by which the chief knows that there is one.
     named = tuple(others[ps + workers :])

@@ -14,6 +14,7 @@ import tfdist.cluster
 from tfdist.launch import verdict
 from tfdist.launch.ending import GRACE_SECONDS
 from tfdist.launch.outcome import Outcome
+from tfdist.launch.place import CHIEF
 from tfdist.launch.plan import (
     Job,
     Process,
@@ -71,7 +72,8 @@ def run(job: Job | TaskJob) -> int:
     """Run the job, show its output and the first failure; the exit code for the command.
 
     That is the code of the first rank or task to fail, 128 + n where signal n ended it, or where
-    signal n ended this command. A job of tasks has gone well where its chief has.
+    signal n ended this command. A job of tasks has gone well where its chief has, or worker 0
+    without one.
     """
     if warning := core_warning(job.places, job.cores_per_rank, len(available_cores())):
         say(warning)
@@ -89,7 +91,9 @@ def run(job: Job | TaskJob) -> int:
         run_dir.remove()
         if terminal is not None:
             terminal.close()
-    explain(outcome, "the launcher of the tasks" if of_tasks else "Horovod's launcher")
+    without_chief = isinstance(job, TaskJob) and job.cluster.chief is None
+    first = job.places[CHIEF].who if without_chief else "the chief"
+    explain(outcome, "the launcher of the tasks" if of_tasks else "Horovod's launcher", first)
     return outcome.code
 
 
@@ -113,14 +117,14 @@ def signals_passed_to(supervisor: Supervisor) -> Iterator[None]:
             signal.signal(signum, handler)
 
 
-def explain(outcome: Outcome, launcher: str) -> None:
+def explain(outcome: Outcome, launcher: str, chief: str) -> None:
     """Say on stderr what went wrong, the culprit's traceback last."""
     for failure in outcome.afterwards:
         if not failure.told and not verdict.lost_peers(failure):
-            say(f"after the chief had ended, {verdict.headline(failure)}")
+            say(f"after {chief} had ended, {verdict.headline(failure)}")
     if outcome.lingering:
         late = ", ".join(outcome.lingering)
-        say(f"{late} had not ended {GRACE_SECONDS:g} s after the chief, and was ended.")
+        say(f"{late} had not ended {GRACE_SECONDS:g} s after {chief}, and was ended.")
     if outcome.leaked:
         say("these processes outlived the program and were ended:", *outcome.leaked)
     if outcome.interrupted:

@@ -1,4 +1,4 @@
-"""The plan of a parameter-server job on this machine: plain values, nothing is started."""
+"""The plan of a job of tasks on this machine: plain values, nothing is started."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ from dataclasses import dataclass
 
 from tfdist.launch.place import CHIEF, Place
 from tfdist.launch.plan import Process, Program, check_cores, env_of_run, rank_arguments
-from tfdist.tf_config import Cluster, Task, need_chief
+from tfdist.tf_config import Cluster, Task, check_job
+
+NO_RESTARTS = "a worker that is killed takes the weights on its devices with it"
 
 
 @dataclass(frozen=True)
@@ -17,7 +19,7 @@ class TaskJob:
     A worker or ps that is killed is started again, each up to `restarts` times.
 
     Raises:
-        ValueError: a number out of range, or the cluster lacks a chief, workers or ps.
+        ValueError: a number out of range, restarts without a ps, or the cluster can run no job.
     """
 
     program: Program
@@ -26,14 +28,16 @@ class TaskJob:
     restarts: int = 0
 
     def __post_init__(self) -> None:
-        need_chief(self.cluster)
+        check_job(self.cluster)
         if self.restarts < 0:
             raise ValueError(f"restarts is {self.restarts}, expected 0 or more.")
+        if self.restarts and not self.cluster.ps:
+            raise ValueError(f"restarts is {self.restarts}, expected 0 in a job without ps: {NO_RESTARTS}.")
         check_cores(self.cores_per_rank)
 
     @property
     def places(self) -> tuple[Place, ...]:
-        """The tasks in the cluster's order: chief, ps, workers, evaluator."""
+        """The tasks in the cluster's order: chief, ps, workers, evaluator; the first runs it."""
         return tuple(Place(number, task.name) for number, task in enumerate(self.cluster.tasks()))
 
 

@@ -1,6 +1,6 @@
 """The process that starts a cluster's tasks: `python -m tfdist.launch.tasks <rank.py's arguments>`.
 
-For a parameter-server job it is what Horovod's launcher is for ranks. It decides nothing: the
+For a job of tasks it is what Horovod's launcher is for ranks. It decides nothing: the
 supervisor says when a task is to end, and this process waits until all have.
 """
 

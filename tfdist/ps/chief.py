@@ -17,10 +17,10 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist import private
-from tfdist.ps import keepalive
 from tfdist.ps.offers import Offers
-from tfdist.ps.task import Board, dismiss, listens
-from tfdist.ps.waiting import await_tasks, named, servers, silent, started, within
+from tfdist.tasks import keepalive
+from tfdist.tasks.board import Board, dismiss, listens
+from tfdist.tasks.waiting import await_tasks, named, servers, silent, started, within
 from tfdist.tf_config import Cluster, Task
 
 START = 300.0  # seconds for all tasks to come up
@@ -90,7 +90,7 @@ class Chief:
         self._strategy = tf.distribute.ParameterServerStrategy(resolver)
         self._coordinator = Coordinator(self._strategy)
         self.ps_devices = [f"/job:ps/replica:0/task:{i}/device:CPU:0" for i in range(len(cluster.ps))]
-        self._board = Board(cluster.chief)
+        self._board = Board(cluster)
         self.offers = Offers(bool(cluster.evaluators))
         self._running: dict[Future[Any], int] = {}
         self._lives = {task.name: Life() for task in self._tasks("worker")}

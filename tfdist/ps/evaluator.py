@@ -13,7 +13,7 @@ import tensorflow as tf
 
 from tfdist.ps import snapshots
 from tfdist.ps.snapshots import ALIVE, NOTHING, Collected, Exchange
-from tfdist.ps.task import FAILED, GONE, LOOK, Silence
+from tfdist.tasks.serving import FAILED, GONE, LOOK, Silence
 from tfdist.tf_config import Cluster, Task
 
 ALIVE_EVERY = 1.0  # seconds between two signs of life
@@ -39,8 +39,8 @@ class Receiver:
 
     def __init__(self, cluster: Cluster, task: Task) -> None:
         self.task = task
-        self._exchange = Exchange(cluster.chief or "")
-        self._silence = Silence(task.name)
+        self._exchange = Exchange(cluster)
+        self._silence = Silence(task.name, self._exchange.whom)
         self._done = self._has_last = False
         self._looked = 0.0
         self._number = random.SystemRandom().randrange(1, 1 << 40) << snapshots.WHO

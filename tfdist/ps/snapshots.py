@@ -6,7 +6,7 @@
                             |            ^                                               |
     chief                    epoch's end, pieces of 71: (updates, ..., last)              epoch's end, ...
 
-Both queues are on the chief's own TensorFlow server, as those of `task.Board` are. The chief sends only what was asked
+Both queues are on the chief's own TensorFlow server, as those of `tasks.board` are. The chief sends only what was asked
 for: without an evaluator it sends nothing, and one that is slow gets later weights. TF_CONFIG need not name the
 evaluator; Kubeflow's does not. Each queue has one reader, who never waits in it.
 """
@@ -21,7 +21,8 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tfdist.ps.task import CHIEF_DEVICE, Board
+from tfdist.tasks.board import Board
+from tfdist.tf_config import Cluster
 
 PIECE = 1 << 24  # bytes of a message: far below gRPC's 2 GB, and through a slow link within `Board`'s time-out
 ALIVE, NOTHING = 0, -1  # in the place of a request: nothing as yet, nothing ever
@@ -105,7 +106,7 @@ class Queues:
     """
 
     def __init__(self) -> None:
-        with tf.device(tf.DeviceSpec.from_string(CHIEF_DEVICE).replace(replica=0).to_string()):
+        with tf.device("/job:chief/replica:0/task:0/device:CPU:0"):
             self._asked = tf.raw_ops.FIFOQueueV2(component_types=[tf.int64], **ASKED)
             self._weights = tf.raw_ops.FIFOQueueV2(component_types=[tf.int64, tf.uint8], **WEIGHTS)
 
@@ -124,10 +125,10 @@ class Queues:
 class Exchange(Board):
     """The chief's queues, those of weights too, as seen from the evaluator."""
 
-    def __init__(self, address: str) -> None:
-        super().__init__(address)
+    def __init__(self, cluster: Cluster) -> None:
+        super().__init__(cluster)
         v1 = tf.compat.v1
-        with self._graph.as_default(), tf.device(CHIEF_DEVICE):
+        with self.placed():
             asked = v1.FIFOQueue(dtypes=[tf.int64], **ASKED)
             weights = v1.FIFOQueue(dtypes=[tf.int64, tf.uint8], **{**WEIGHTS, "shapes": None})
             self._sizes |= {"asked": asked.size(), "weights": weights.size()}

@@ -3,34 +3,64 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import tensorflow as tf
 
 
-def checked(devices: Sequence[str] | int | None) -> list[str]:
+def checked(devices: Sequence[str] | int | None, tasks: int = 0) -> list[str]:
     """Full names of devices, all of which there are.
+
+    Args:
+      devices: names, how many, or None for all.
+      tasks: of the cluster that this process has joined; 0 for none. There a task's CPUs count as one device.
 
     Raises:
       ValueError: unknown ones, the same twice, or fewer than two.
     """
     if isinstance(devices, int) and devices > 1:
-        devices = _so_many(devices)
+        devices = _first(devices, tasks) if tasks else _so_many(devices)
     if isinstance(devices, (int, str, float)) or not all(isinstance(name, str) for name in devices or ()):
         raise ValueError(
             f"devices is {devices!r}, expected at least two different devices: a list of their names, such as "
             '["/GPU:0", "/GPU:1"], or a number from 2 on.'
         )
     there = [d.name for d in tf.config.list_logical_devices()]
-    if devices is None:
-        chosen = [n for n in there if ":GPU:" in n] or [n for n in there if ":CPU:" in n]
-    else:
-        chosen = [checked_name(name, there) for name in devices]
+    chosen = _all(tasks) if devices is None else [checked_name(name, there) for name in devices]
     if len(set(chosen)) < max(2, len(chosen)):
         raise ValueError(
             f"model parallel training needs at least two different devices, got {', '.join(chosen) or 'none'}. There "
             f"are {', '.join(there)}; tf.config.set_logical_device_configuration makes several of one."
         )
     return chosen
+
+
+def check_home(model: Any) -> None:
+    """ValueError if the model is of a time before TensorFlow joined a cluster, which gave all devices new names."""
+    there = [tf.DeviceSpec.from_string(d.name) for d in tf.config.list_logical_devices()]
+    for home in {v.value.device for v in model.variables}:
+        if not any(_same(one, tf.DeviceSpec.from_string(home)) for one in there):
+            raise ValueError(
+                f"Model {model.name!r} was built before the strategy joined the cluster of TF_CONFIG: it is on {home}, "
+                "which is no more. Make the strategy first, ahead of data and models."
+            )
+
+
+def _all(tasks: int) -> list[str]:
+    """All GPUs, or all CPUs where there is none; of a cluster one CPU a task."""
+    there = [d.name for d in tf.config.list_logical_devices()]
+    cpus = [n for n in there if ":CPU:" in n]
+    return [n for n in there if ":GPU:" in n] or ([n for n in cpus if n.endswith(":CPU:0")] if tasks else cpus)
+
+
+def _first(count: int, tasks: int) -> list[str]:
+    chosen = _all(tasks)
+    if len(chosen) < count:
+        raise ValueError(
+            f"devices={count}, but the cluster of TF_CONFIG, of {tasks} tasks, has {len(chosen)}: {', '.join(chosen)}. "
+            "Ask for fewer, or list more workers in TF_CONFIG."
+        )
+    return chosen[:count]
 
 
 def _so_many(count: int) -> list[str]:
@@ -60,7 +90,9 @@ def checked_name(name: str, there: Sequence[str]) -> str:
         found = [n for n in there if _same(wanted, tf.DeviceSpec.from_string(n))]
     except ValueError:
         found = []
-    if len(found) != 1:
+    if len(found) > 1:
+        raise ValueError(f"device {name!r} may be any of {', '.join(found)}. Write the whole name of the one meant.")
+    if not found:
         raise ValueError(f"device {name!r} is unknown, expected one of: {', '.join(there)}.")
     return found[0]
 

@@ -69,6 +69,7 @@ class Network:
         self.outputs = [id(tensor) for tensor in functional.outputs]
         self.operations: list[Operation] = []
         self._symbols = {id(t): t for t in functional.inputs}
+        self.timed: dict[int, list[tuple[float, float]]] = {}  # by samples: what `profile.times` found
         made: dict[int, int] = {}
         calls: Counter[str] = Counter()
         for node in private.nodes_of(functional):

@@ -33,6 +33,9 @@ class Wishes:
       recompute: whether stages compute forwards again rather than keep activations.
       memory: bytes that a stage may take; infinite where nothing was said.
       batch_size: samples of a batch that the plan is made for; None: `profile.UNKNOWN` a micro-batch.
+      timed_on: the device to time operations on; None: the first. To plan for devices that are not here.
+      bytes_per_second: over a cut; None: as measured between the first two.
+      speed_source: where that is known from.
     """
 
     devices: Sequence[str]
@@ -42,6 +45,9 @@ class Wishes:
     recompute: bool = False
     memory: float = math.inf
     batch_size: int | None = None
+    timed_on: str | None = None
+    bytes_per_second: float | None = None
+    speed_source: str = ""
 
     @property
     def samples(self) -> int:
@@ -69,9 +75,14 @@ def wishes(
         raise ValueError(f"recompute is {recompute!r}, expected True or False.")
     if memory is not None and not (isinstance(memory, (int, float)) and memory > 0):
         raise ValueError(f"memory is {memory!r}, expected the bytes that a device may take for its stage, or None.")
-    batch = None if batch_size is None else _number("batch_size", batch_size, 0, ", or None")
+    batch = checked_batch(batch_size)
     limit = math.inf if memory is None else memory
     return Wishes(devices, _form(balance, devices), micros, schedule, recompute, limit, batch)
+
+
+def checked_batch(batch_size: int | None) -> int | None:
+    """Raises ValueError unless it is None, or a number of samples."""
+    return None if batch_size is None else _number("batch_size", batch_size, 0, ", or None")
 
 
 def plan(network: Network, asked: Wishes) -> Plan:
@@ -89,8 +100,9 @@ def plan(network: Network, asked: Wishes) -> Plan:
     if isinstance(balance, list):
         bounds = _by_counts(network, balance)
     else:
-        times = profile.times(network, asked.devices[0], asked.samples) if balance == "time" else None
-        speed = profile.bytes_per_second(*asked.devices[:2]) if balance == "time" else math.inf
+        tried = asked.timed_on or asked.devices[0]
+        times = profile.times(network, tried, asked.samples) if balance == "time" else None
+        speed = asked.bytes_per_second or profile.bytes_per_second(*asked.devices[:2]) if times else math.inf
         kept = live(order_of(asked.schedule, chain(count), asked.microbatches))
         by = "memory" if balance == "memory" else "seconds"
         bounds = partition.best_cut(

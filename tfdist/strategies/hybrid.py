@@ -9,11 +9,14 @@ from typing import Any
 
 from tfdist import devices
 from tfdist.cluster import World
+from tfdist.planner.outlook import Report
 from tfdist.planner.plan import Plan
+from tfdist.split import planning
 from tfdist.split.network import Network
 from tfdist.strategies.model_parallel import ModelParallelStrategy
 from tfdist.strategies.ring import RingAllReduceStrategy
 from tfdist.trainers import hybrid as mixing
+from tfdist.trainers import split_report as reporting
 from tfdist.trainers.handshake import told_by_all
 from tfdist.trainers.split import plan_of
 
@@ -85,6 +88,20 @@ class HybridStrategy(RingAllReduceStrategy):
         """
         known = plan_of(model)
         return known or mixing.agreed_plan(self.extended.comm, Network(model), self.model_parallel.wishes)
+
+    def report(self, model: Any, batch_size: int | None = None) -> Report:
+        """Of one rank's replica, as `ModelParallelStrategy.report`; the sums between ranks are not in it.
+
+        Args:
+          model: distributed, or not yet: then all ranks have to call it.
+          batch_size: samples of a batch of all ranks together; None as there.
+
+        Raises:
+          ValueError: as `distribute`.
+        """
+        batch = planning.checked_batch(batch_size)
+        share = None if batch is None else -(-batch // self.extended.comm.size)
+        return reporting.report(model, self.model_parallel.wishes, share, self.plan(model))
 
     def distribute(self, model: Any) -> Any:
         """Cuts a Sequential or functional model into stages, alike on all ranks, which all have to call it.

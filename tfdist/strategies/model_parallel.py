@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from typing import Any
 
+from tfdist.cluster import World
+from tfdist.planner.outlook import Report
 from tfdist.planner.plan import Plan
 from tfdist.split import planning
 from tfdist.split.devices import checked
 from tfdist.split.network import Network
 from tfdist.strategies.one_process import OneProcessStrategy
+from tfdist.tasks.first import First, connected
+from tfdist.tasks.serving import serve_as
+from tfdist.tf_config import from_env, need_workers
 from tfdist.trainers import split as mixing
+from tfdist.trainers import split_report as reporting
 from tfdist.trainers.models import check_backend
+
+START = 300.0  # seconds for all tasks of TF_CONFIG to come up
 
 
 class ModelParallelStrategy(OneProcessStrategy):
@@ -29,10 +38,15 @@ class ModelParallelStrategy(OneProcessStrategy):
     model.fit(x, y, batch_size=64)
     ```
 
+    With a `TF_CONFIG` of workers (and a chief, if it likes) the devices are those of all tasks, which run the same
+    script. In worker/0, or the chief, this constructor waits for the others and what follows it runs; in the others it
+    serves until that is done and raises SystemExit.
+
     Args:
-      devices: names of TensorFlow's devices, one stage each. A number: so many GPUs, or, where there are fewer, so
-        many logical CPUs, which share their threads: they show that it works, not how fast. None: all GPUs, or all
-        logical CPUs where there is no GPU.
+      devices: names of TensorFlow's devices, one stage each; of other tasks as "/job:worker/task:1/GPU:0". A number: so
+        many GPUs, or, where there are fewer, so many logical CPUs, which share their threads: they show that it works,
+        not how fast; with TF_CONFIG the first so many of its devices. None: all GPUs, or where there is no GPU all
+        logical CPUs, with TF_CONFIG one CPU a task.
       balance: where to cut. "time": so that the slowest stage is as fast as can be, by the time of each operation,
         measured on made-up input when the model is distributed, and of copies between devices; "memory": so that the
         largest stage is as small as can be; "parameters": by bytes of weights. Or a list: so many operations to each
@@ -47,8 +61,13 @@ class ModelParallelStrategy(OneProcessStrategy):
         out.
       batch_size: of `fit`, for which times and memory are planned; None: 32 samples a micro-batch.
 
+      start_seconds: to wait for the other tasks of TF_CONFIG to come up.
+
     Raises:
-      ValueError: unknown devices, fewer than two, or an argument of another form.
+      SystemExit: in a task that is not the first, when the job is over.
+      ValueError: unknown devices, fewer than two, an argument of another form, or a wrong TF_CONFIG (the message names
+        the key).
+      RuntimeError: tasks did not come up in time, or the process belongs to another cluster already.
     """
 
     def __init__(
@@ -61,9 +80,11 @@ class ModelParallelStrategy(OneProcessStrategy):
         recompute: bool = False,
         memory: float | None = None,
         batch_size: int | None = None,
+        start_seconds: float = START,
     ) -> None:
         check_backend()
-        self.devices = checked(devices)
+        self.first = _first(start_seconds)
+        self.devices = checked(devices, len(self.first.cluster.tasks()) if self.first else 0)
         self.wishes = planning.wishes(
             self.devices, balance, microbatches, schedule, recompute, memory, batch_size
         )
@@ -80,7 +101,27 @@ class ModelParallelStrategy(OneProcessStrategy):
         Raises:
           ValueError: as `distribute`.
         """
-        return mixing.plan_of(model) or planning.plan(Network(model), self.wishes)
+        with self.watching("plan"):
+            return mixing.plan_of(model) or planning.plan(Network(model), self.wishes)
+
+    def report(self, model: Any, batch_size: int | None = None) -> Report:
+        """What the plan in use, or the one that `distribute` would make, brings; `print` it.
+
+        For each stage its operations, parameters, bytes, seconds and what arrives over cuts; the step, samples/s and
+        bubble that follow, and those that were measured in the last `fit`; and what data parallelism on the same
+        devices would bring. `report.timeline("step.png")` draws a step. Operations are timed where that has not been
+        done yet; the model stays as it is.
+
+        Args:
+          model: distributed, or not yet.
+          batch_size: samples of a batch; None: as the strategy was told, else that of the last `fit`, else 32 a
+            micro-batch.
+
+        Raises:
+          ValueError: as `distribute`.
+        """
+        with self.watching("report"):
+            return reporting.report(model, self.wishes, planning.checked_batch(batch_size))
 
     def distribute(self, model: Any) -> Any:
         """Cuts a Sequential or functional model into stages; returns the same object, still of its own class.
@@ -89,4 +130,28 @@ class ModelParallelStrategy(OneProcessStrategy):
           ValueError: a model with a `call` or `train_step` of its own, more devices than operations, a balance that
             does not fit it, or no cut that keeps within `memory`.
         """
-        return mixing.distribute(model, self, self.wishes)
+        with self.watching("distribute"):
+            return mixing.distribute(model, self, self.wishes)
+
+    def watching(self, what: str) -> contextlib.AbstractContextManager[None]:
+        """Surrounds what uses the devices, `what` in messages.
+
+        Raises:
+          RuntimeError: a task of TF_CONFIG has ended; it is named.
+        """
+        return self.first.watching(what) if self.first else contextlib.nullcontext()
+
+
+def _first(start: float) -> First | None:
+    """This process as the first task of TF_CONFIG, None without one; other tasks serve and leave here.
+
+    A launcher's ranks come first, as in `auto_strategy`: they are this process' own, where TF_CONFIG may be inherited.
+    """
+    found = from_env() if World.from_env().size == 1 else None
+    if found is None:
+        return None
+    cluster, task = found
+    need_workers(cluster)
+    if task != cluster.first:
+        raise SystemExit(serve_as(cluster, task))
+    return connected(cluster, start)

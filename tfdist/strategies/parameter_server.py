@@ -9,8 +9,8 @@ import tensorflow as tf
 
 from tfdist.ps.chief import RECOVER, START, Chief
 from tfdist.ps.consistency import Consistency, parse
-from tfdist.ps.task import serve_as
 from tfdist.strategies.one_process import OneProcessStrategy
+from tfdist.tasks.serving import serve_as
 from tfdist.tf_config import Cluster, from_env, need_chief
 from tfdist.trainers import ps as mixing
 from tfdist.trainers.models import check_backend

@@ -14,7 +14,7 @@ import tensorflow as tf
 from tfdist import private
 from tfdist.ps import snapshots
 from tfdist.ps.evaluator import Receiver
-from tfdist.ps.task import leave
+from tfdist.tasks.serving import leave
 from tfdist.trainers import tensorboard
 from tfdist.trainers.arguments import arguments
 from tfdist.trainers.models import given

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Callable
 from typing import Any
@@ -16,6 +17,7 @@ from tfdist.planner.layout import Layout, layout_of
 from tfdist.planner.plan import Plan
 from tfdist.planner.schedule import order_of
 from tfdist.ps.slots import Slots
+from tfdist.split.devices import check_home
 from tfdist.split.network import Network
 from tfdist.split.pipeline import Pipeline
 from tfdist.split.planning import Wishes, plan
@@ -23,6 +25,7 @@ from tfdist.split.stages import Stage, forward
 from tfdist.trainers import split_losses
 from tfdist.trainers.arguments import refuse_jit
 from tfdist.trainers.models import given, mix
+from tfdist.trainers.pace import Pace
 from tfdist.trainers.swap import has, swap
 
 NO_XLA = "a step over several devices cannot be one XLA program. Leave it out or pass jit_compile=False."
@@ -38,6 +41,7 @@ class Split:
       wishes: what the strategy was asked for.
       plan: what came of it.
       tracing: whether its own step is being traced, in which the losses of layers are counted by stage.
+      pace: how long its steps take.
     """
 
     def __init__(
@@ -46,6 +50,12 @@ class Split:
         self.strategy, self.network, self.stages, self.layout = strategy, network, stages, layout
         self.wishes, self.plan = wishes, plan
         self.tracing = False
+        self.pace = Pace()
+
+    def watching(self, what: str) -> contextlib.AbstractContextManager[None]:
+        """See `ModelParallelStrategy.watching`; a ring's ranks have deadlines of their own."""
+        watch = getattr(self.strategy, "watching", None)
+        return watch(what) if watch else contextlib.nullcontext()
 
 
 class SplitTrainer:
@@ -54,6 +64,22 @@ class SplitTrainer:
     @property
     def _tfdist_split(self) -> Split:
         return self.__dict__["_tfdist"]
+
+    def fit(self, *args: Any, **kwargs: Any) -> Any:
+        with self._tfdist_split.watching("fit"):
+            return super().fit(*args, **kwargs)
+
+    def evaluate(self, *args: Any, **kwargs: Any) -> Any:
+        with self._tfdist_split.watching("evaluate"):
+            return super().evaluate(*args, **kwargs)
+
+    def predict(self, *args: Any, **kwargs: Any) -> Any:
+        with self._tfdist_split.watching("predict"):
+            return super().predict(*args, **kwargs)
+
+    def save(self, *args: Any, **kwargs: Any) -> Any:
+        with self._tfdist_split.watching("save"):
+            return super().save(*args, **kwargs)
 
     def compile(self, *args: Any, **kwargs: Any) -> None:
         refuse_jit(super().compile, args, kwargs, NO_XLA)
@@ -81,6 +107,7 @@ class SplitTrainer:
         # Outside of graphs Keras passes arrays on as they are.
         data = keras.tree.map_structure(lambda t: tf.convert_to_tensor(t) if isinstance(t, np.ndarray) else t, data)
         x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
+        state.pace.saw(rows(x))
         asked = state.wishes
         order = order_of(asked.schedule, state.layout, asked.microbatches)
         joined = asked.schedule == "gpipe"
@@ -110,6 +137,18 @@ class SplitTrainer:
         if variables:
             self.optimizer.apply_gradients([(done.gradients.get(id(v)), v) for v in variables])
         return self.compute_metrics(x, y, done.outputs, sample_weight=sample_weight)
+
+    def make_train_function(self, force: bool = False) -> Any:
+        before, pace = self.train_function, self._tfdist_split.pace
+        super().make_train_function(force)
+        pace.begin()
+        if self.train_function is not before:
+            self.train_function = pace.watched(self.train_function, self.steps_per_execution)
+        return self.train_function
+
+    def reset_metrics(self) -> None:
+        self._tfdist_split.pace.pause()  # Keras calls it first in each epoch
+        super().reset_metrics()
 
 
 class SplitOptimizer:
@@ -163,6 +202,7 @@ def cut(model: Any, strategy: Any, wishes: Wishes, planned: Callable[[Network, W
             "RingAllReduceStrategy, or without one."
         )
     network = Network(model)
+    check_home(model)
     for optimizer in _optimizers(model):
         _slots(optimizer, model)  # which raises before anything is changed
     found = planned(network, wishes)

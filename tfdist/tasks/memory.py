@@ -1,4 +1,4 @@
-"""Keeps the memory of one step for the next, in tasks that compute nothing else."""
+"""Keeps the memory of one step for the next, in the tasks of a cluster."""
 
 from __future__ import annotations
 

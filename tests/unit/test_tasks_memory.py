@@ -14,7 +14,7 @@ ROOT = Path(__file__).parents[2]
 # Allocates and frees 8 MB after 8 MB; says whether the wish was taken, and the page faults of that.
 PROGRAM = """
 import resource
-from tfdist.ps import memory
+from tfdist.tasks import memory
 kept = memory.keep()
 for _ in range(5):
     bytearray(8 << 20)

@@ -10,7 +10,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfdist.ps.task import listens
+from tfdist.tasks.board import listens
 from tfdist.tf_config import Cluster, Task
 
 TELL = 10.0  # seconds between two lines about tasks that are not there yet
@@ -55,7 +55,7 @@ def await_tasks(cluster: Cluster, seconds: float) -> None:
         if now > ends:
             raise RuntimeError(
                 f"After {seconds:.0f} s there is no {named(cluster, missing)}. Start the same script with its own "
-                "TF_CONFIG for each task, and see that the chief reaches these addresses."
+                "TF_CONFIG for each task, and see that this one reaches these addresses."
             )
         if now - told > TELL:
             told = now
@@ -64,8 +64,8 @@ def await_tasks(cluster: Cluster, seconds: float) -> None:
 
 
 def servers(cluster: Cluster) -> list[Task]:
-    """The tasks that the chief needs."""
-    return [task for task in cluster.tasks() if task.job in ("worker", "ps")]
+    """The tasks that the first one needs."""
+    return [task for task in cluster.tasks() if task.job in ("worker", "ps") and task != cluster.first]
 
 
 def silent(cluster: Cluster, tasks: list[Task]) -> list[Task]:

@@ -6,7 +6,7 @@ import socket
 
 import pytest
 
-from tfdist.ps import keepalive
+from tfdist.tasks import keepalive
 
 pytestmark = pytest.mark.skipif(not hasattr(socket, "TCP_USER_TIMEOUT"), reason="not Linux")
 
