@@ -53,9 +53,8 @@ class Split:
         self.pace = Pace()
 
     def watching(self, what: str) -> contextlib.AbstractContextManager[None]:
-        """See `ModelParallelStrategy.watching`; a ring's ranks have deadlines of their own."""
-        watch = getattr(self.strategy, "watching", None)
-        return watch(what) if watch else contextlib.nullcontext()
+        """See `ModelParallelStrategy.watching`; a ring's ranks have deadlines of their own (`TaskTrainer`)."""
+        return self.strategy.watching(what)
 
 
 class SplitTrainer:
@@ -64,22 +63,6 @@ class SplitTrainer:
     @property
     def _tfdist_split(self) -> Split:
         return self.__dict__["_tfdist"]
-
-    def fit(self, *args: Any, **kwargs: Any) -> Any:
-        with self._tfdist_split.watching("fit"):
-            return super().fit(*args, **kwargs)
-
-    def evaluate(self, *args: Any, **kwargs: Any) -> Any:
-        with self._tfdist_split.watching("evaluate"):
-            return super().evaluate(*args, **kwargs)
-
-    def predict(self, *args: Any, **kwargs: Any) -> Any:
-        with self._tfdist_split.watching("predict"):
-            return super().predict(*args, **kwargs)
-
-    def save(self, *args: Any, **kwargs: Any) -> Any:
-        with self._tfdist_split.watching("save"):
-            return super().save(*args, **kwargs)
 
     def compile(self, *args: Any, **kwargs: Any) -> None:
         refuse_jit(super().compile, args, kwargs, NO_XLA)
@@ -151,6 +134,29 @@ class SplitTrainer:
         super().reset_metrics()
 
 
+class TaskTrainer(SplitTrainer):
+    """As `ModelParallelStrategy` mixes it in: calls that other tasks take part in are watched.
+
+    Not on a ring, whose own trainer stands in front and reads the arguments of Keras' methods by their names.
+    """
+
+    def fit(self, *args: Any, **kwargs: Any) -> Any:
+        with self._tfdist_split.watching("fit"):
+            return super().fit(*args, **kwargs)
+
+    def evaluate(self, *args: Any, **kwargs: Any) -> Any:
+        with self._tfdist_split.watching("evaluate"):
+            return super().evaluate(*args, **kwargs)
+
+    def predict(self, *args: Any, **kwargs: Any) -> Any:
+        with self._tfdist_split.watching("predict"):
+            return super().predict(*args, **kwargs)
+
+    def save(self, *args: Any, **kwargs: Any) -> Any:
+        with self._tfdist_split.watching("save"):
+            return super().save(*args, **kwargs)
+
+
 class SplitOptimizer:
     """Mixed into the optimizer of `compile`: its slots are, and its arithmetic happens, where its variables are."""
 
@@ -185,7 +191,7 @@ def distribute(model: Any, strategy: Any, wishes: Wishes) -> Any:
     model = given(model, strategy, SplitTrainer)
     if has(model, SplitTrainer):
         return model
-    mix(model, strategy, SplitTrainer, cut(model, strategy, wishes, plan), adopt, NO_XLA)
+    mix(model, strategy, TaskTrainer, cut(model, strategy, wishes, plan), adopt, NO_XLA)
     settle(model)
     return model
 
