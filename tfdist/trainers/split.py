@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import keras
@@ -24,7 +24,7 @@ from tfdist.split.pipeline import Pipeline
 from tfdist.split.planning import Wishes, plan
 from tfdist.split.stages import Stage, forward
 from tfdist.trainers import split_losses, split_parts, split_slots
-from tfdist.trainers.arguments import refuse_jit
+from tfdist.trainers.arguments import arguments, refuse_jit
 from tfdist.trainers.models import given, mix
 from tfdist.trainers.pace import Pace
 from tfdist.trainers.split_optimizer import SplitOptimizer
@@ -56,11 +56,6 @@ class Split:
         self.pace = Pace()
         self.optimizer: type = SplitOptimizer
 
-    def watching(self, what: str) -> contextlib.AbstractContextManager[None]:
-        """See `ModelParallelStrategy.watching`; a ring's ranks have deadlines of their own."""
-        watch = getattr(self.strategy, "watching", None)
-        return watch(what) if watch else contextlib.nullcontext()
-
 
 class SplitTrainer:
     """Mixed into a `keras.Model`; `self` stays the user's Sequential or functional model."""
@@ -68,26 +63,6 @@ class SplitTrainer:
     @property
     def _tfdist_split(self) -> Split:
         return self.__dict__["_tfdist"]
-
-    @functools.wraps(keras.Model.fit)
-    def fit(self, *args: Any, **kwargs: Any) -> Any:
-        with self._tfdist_split.watching("fit"):
-            return super().fit(*args, **kwargs)
-
-    @functools.wraps(keras.Model.evaluate)
-    def evaluate(self, *args: Any, **kwargs: Any) -> Any:
-        with self._tfdist_split.watching("evaluate"):
-            return super().evaluate(*args, **kwargs)
-
-    @functools.wraps(keras.Model.predict)
-    def predict(self, *args: Any, **kwargs: Any) -> Any:
-        with self._tfdist_split.watching("predict"):
-            return super().predict(*args, **kwargs)
-
-    @functools.wraps(keras.Model.save)
-    def save(self, *args: Any, **kwargs: Any) -> Any:
-        with self._tfdist_split.watching("save"):
-            return super().save(*args, **kwargs)
 
     def compile(self, *args: Any, **kwargs: Any) -> None:
         refuse_jit(super().compile, args, kwargs, NO_XLA)
@@ -159,6 +134,42 @@ class SplitTrainer:
         super().reset_metrics()
 
 
+class TaskTrainer(SplitTrainer):
+    """As `ModelParallelStrategy` mixes it in: calls that other tasks take part in are watched.
+
+    Not on a ring, whose own trainer stands in front, and whose ranks have deadlines of their own.
+    """
+
+    @functools.wraps(keras.Model.fit)
+    def fit(self, *args: Any, **kwargs: Any) -> Any:
+        call = arguments(super().fit, args, kwargs)
+        with self._tfdist_watching("fit", call["x"], call["validation_data"]):
+            return super().fit(**call)
+
+    @functools.wraps(keras.Model.evaluate)
+    def evaluate(self, *args: Any, **kwargs: Any) -> Any:
+        call = arguments(super().evaluate, args, kwargs)
+        with self._tfdist_watching("evaluate", call["x"]):
+            return super().evaluate(**call)
+
+    @functools.wraps(keras.Model.predict)
+    def predict(self, *args: Any, **kwargs: Any) -> Any:
+        call = arguments(super().predict, args, kwargs)
+        with self._tfdist_watching("predict", call["x"]):
+            return super().predict(**call)
+
+    @functools.wraps(keras.Model.save)
+    def save(self, *args: Any, **kwargs: Any) -> Any:
+        with self._tfdist_watching("save"):
+            return super().save(*args, **kwargs)
+
+    @contextlib.contextmanager
+    def _tfdist_watching(self, what: str, *data: Any) -> Iterator[None]:
+        strategy = self._tfdist_split.strategy
+        with strategy.watching(what), strategy.reading(*data):
+            yield
+
+
 def plan_of(model: Any) -> Plan | None:
     """Of a model that was distributed; None where it was not."""
     return model._tfdist_split.plan if has(model, SplitTrainer) else None
@@ -169,7 +180,7 @@ def distribute(model: Any, strategy: Any, wishes: Wishes) -> Any:
     model = given(model, strategy, SplitTrainer)
     if has(model, SplitTrainer):
         return model
-    mix(model, strategy, SplitTrainer, cut(model, strategy, wishes, plan), adopt, NO_XLA)
+    mix(model, strategy, TaskTrainer, cut(model, strategy, wishes, plan), adopt, NO_XLA)
     settle(model)
     return model
 
