@@ -7,6 +7,8 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfdist.tf_config import Task
+
 
 def checked(devices: Sequence[str] | int | None, tasks: int = 0) -> list[str]:
     """Full names of devices, all of which there are.
@@ -33,6 +35,15 @@ def checked(devices: Sequence[str] | int | None, tasks: int = 0) -> list[str]:
             f"are {', '.join(there)}; tf.config.set_logical_device_configuration makes several of one."
         )
     return chosen
+
+
+def nearest(devices: Sequence[str], task: Task | None) -> str:
+    """The first device of this process' own task among them, else the first of all."""
+    if task is None:
+        return devices[0]
+    specs = {name: tf.DeviceSpec.from_string(name) for name in devices}
+    own = [name for name, spec in specs.items() if (spec.job, spec.task) == (task.job, task.index)]
+    return (own or list(devices))[0]
 
 
 def check_home(model: Any) -> None:

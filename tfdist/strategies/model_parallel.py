@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,7 +11,7 @@ from tfdist.cluster import World
 from tfdist.planner.outlook import Report
 from tfdist.planner.plan import Plan
 from tfdist.split import planning
-from tfdist.split.devices import checked
+from tfdist.split.devices import checked, nearest
 from tfdist.split.network import Network
 from tfdist.strategies.one_process import OneProcessStrategy
 from tfdist.tasks.first import First, connected
@@ -86,9 +87,10 @@ class ModelParallelStrategy(OneProcessStrategy):
         check_backend()
         self.first = _first(start_seconds)
         self.devices = checked(devices, len(self.first.cluster.tasks()) if self.first else 0)
-        self.wishes = planning.wishes(
-            self.devices, balance, microbatches, schedule, recompute, memory, batch_size
-        )
+        asked = planning.wishes(self.devices, balance, microbatches, schedule, recompute, memory, batch_size)
+        task = self.first.cluster.first if self.first else None
+        # Calls of another task's device would be timed with their way there and back.
+        self.wishes = dataclasses.replace(asked, timed_on=nearest(self.devices, task))
         super().__init__(self.devices[0])
 
     @property
