@@ -150,6 +150,14 @@ def masked_loss_and_weights(way):
     return fit(way, transformer(), O.SGD(0.1), loss, x=x, y=y, sample_weight=weight)
 
 
+@case(1e-5)
+def ignored_class(way):
+    """The mask of `ignore_class` is on the loss' values, and a mask of the predictions joins it."""
+    x, y = tokens()
+    y = np.where(np.random.default_rng(4).random(y.shape) < np.linspace(0, 1, ROWS)[:, None], -1, y)
+    return fit(way, transformer(), O.SGD(0.1), cross_entropy(ignore_class=-1), x=x, y=y)
+
+
 @case(4e-3)
 def mixed_float16(way):
     keras.mixed_precision.set_dtype_policy("mixed_float16")

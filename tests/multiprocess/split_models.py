@@ -80,6 +80,14 @@ def masked():
     return keras.Model(words, out), x, classes(5), SPARSE(from_logits=True)
 
 
+def ignored():
+    """A class that does not count: the mask is on the values of the loss."""
+    model = keras.Sequential([keras.Input((12,)), *[L.Dense(12, "tanh") for _ in range(3)], L.Dense(3)])
+    y = classes()
+    y[:13] = -1
+    return model, rows(), y, SPARSE(from_logits=True, ignore_class=-1)
+
+
 def regularized():
     """Of weights, of outputs, and a loss that a layer adds."""
 
@@ -100,4 +108,4 @@ def regularized():
     return model, rows(), classes(), SPARSE()
 
 
-ALL = [sequential, skip, two_ends, shared, attention, masked, regularized]
+ALL = [sequential, skip, two_ends, shared, attention, masked, ignored, regularized]

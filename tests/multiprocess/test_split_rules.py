@@ -6,6 +6,7 @@ import collections
 
 import keras
 import numpy as np
+import pytest
 import tensorflow as tf
 
 import tfdist
@@ -140,6 +141,27 @@ def the_cut_goes_by_measured_time(ring):
 
 
 @CHECKS
+def one_number_for_a_batch_is_told_of(ring):
+    """Right under 1f1b for a mean over samples, which the loss does not say; wrong for others."""
+    from keras import losses, ops
+
+    def half(y, p):
+        return ops.mean(ops.square(y - p)) / 2
+
+    for loss, weighted, words in (
+        (losses.Dice(), False, "is no mean over samples"),
+        (losses.Tversky(), False, "is no mean over samples"),
+        (half, False, "only if that number is a mean over samples"),
+        (half, True, "is weighted by samples after it was averaged"),
+    ):
+        model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(4), keras.layers.Dense(4, "sigmoid")])
+        tfdist.ModelParallelStrategy(CPUS[:2], balance=[1, 1], microbatches=2).distribute(model).compile("sgd", loss)
+        x = np.random.default_rng(0).random((8, 4)).astype("f4")
+        with pytest.warns(UserWarning, match=words):
+            model.fit(x, x, sample_weight=np.ones(8) if weighted else None, verbose=0)
+
+
+@CHECKS
 def what_cannot_be_is_said(ring):
     """M3 and others."""
     make = tfdist.ModelParallelStrategy
@@ -152,11 +174,19 @@ def what_cannot_be_is_said(ring):
     refused(lambda: make(CPUS, microbatches=0), "microbatches is 0")
     model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(4), keras.layers.Dense(4)])
     refused(lambda: make(CPUS).distribute(model), "2 operations cannot be cut into 4 stages")
-    for bad in ("luck", None, 5, [1, 2, 3], ["a", "b"], {}, {"dense": None}):
+    for bad in ("luck", None, 5, [1, 2, 3], ["a", "b"], {}):
         refused(lambda bad=bad: make(CPUS[:2], balance=bad), "balance is ")
     refused(lambda: make(CPUS[:2], balance={"x": "CPU:3"}), "device 'CPU:3' is unknown")
-    for bad in (2, -1, True):
+    for bad in (2, -1, True, None, 1.5, []):
         refused(lambda bad=bad: make(CPUS[:2], balance={"x": bad}), "expected a number from 0 to 1")
+    refused(lambda: make(CPUS[:2], balance={model.layers[1]: 1}), "expected names of layers")
+    assert make(CPUS[:2], balance={"x": np.int64(1)}).wishes.balance == {"x": 1}
+    refused(lambda: make(CPUS, microbatches=9, batch_size=8), "microbatches is 9 for batch_size=8")
+    assert make(CPUS, batch_size=8).microbatches == 8
+    refused(lambda: make(CPUS[:2], balance=[1, 1], memory=1e9), "yours is chosen. Leave memory out")
+    kept = keras.layers.LSTM(4, stateful=True, name="long")
+    state = keras.Sequential([keras.Input((4, 2), 8), kept, keras.layers.Dense(1)])
+    refused(lambda: make(CPUS[:2]).distribute(state), "long of model")
     refused(lambda: make(CPUS, recompute="yes"), "recompute is 'yes', expected True or False")
     refused(lambda: make(CPUS, memory=-1), "memory is -1, expected the bytes")
     refused(lambda: make(CPUS, batch_size=0), "batch_size is 0, expected a number of at least 1, or None")

@@ -176,7 +176,7 @@ class GradientReducer:
             self._agreed.add((key, table))
 
 
-def _row(grad: Gradient, name: str, stage: int) -> Row:
+def _row(grad: Gradient, name: str, stage: int = 0) -> Row:
     if grad is None:
         return Row(name, (), "none", 0, stage)
     if isinstance(grad, tf.IndexedSlices):

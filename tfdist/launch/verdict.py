@@ -27,7 +27,7 @@ PEER_LOST_WORDS = (
 
 
 MOST_LINES = 8
-LINE_LENGTH = 160
+LINE_LENGTH = 320
 
 
 def lost_peers(failure: Failure) -> bool:

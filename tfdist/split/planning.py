@@ -78,6 +78,17 @@ def wishes(
     if memory is not None and not (isinstance(memory, (int, float)) and memory > 0):
         raise ValueError(f"memory is {memory!r}, expected the bytes that a device may take for its stage, or None.")
     batch = checked_batch(batch_size)
+    if batch is not None and batch < micros:
+        if microbatches != "auto":
+            raise ValueError(
+                f"microbatches is {micros} for batch_size={batch}, expected at most as many as a batch has samples."
+            )
+        micros = batch
+    if memory is not None and not (isinstance(balance, str) and balance in WORDS):
+        raise ValueError(
+            f"memory={memory} goes with balance={' or '.join(map(repr, WORDS))}, which choose a cut that keeps within "
+            "it; yours is chosen. Leave memory out."
+        )
     limit = math.inf if memory is None else memory
     balance, parts = _parts(balance, devices)
     return Wishes(devices, _form(balance, devices), micros, schedule, recompute, limit, batch, parts=parts)
@@ -165,7 +176,9 @@ def _parts(balance: Any, devices: Sequence[str]) -> tuple[Any, dict[str, list[st
         return balance, {}
     first, parts = dict(balance), {}
     for name, given in balance.items():
-        if isinstance(given, (list, tuple)) and given and all(isinstance(device, (str, int)) for device in given):
+        if not isinstance(name, str):
+            raise ValueError(f"balance maps {name!r}, expected names of layers, such as layer.name.")
+        if isinstance(given, (list, tuple)) and given:
             first[name] = given[0]
             found = [devices[_device(name, device, devices)] for device in given]
             if len(set(found)) < len(found):
@@ -185,7 +198,7 @@ def _form(balance: Any, devices: Sequence[str]) -> Any:
                 f"balance is a plan for {balance.devices} devices, and there are {len(devices)}: {', '.join(devices)}."
             )
         return balance
-    if isinstance(balance, dict) and balance and all(isinstance(d, (str, int)) for d in balance.values()):
+    if isinstance(balance, dict) and balance:
         return {name: _device(name, device, devices) for name, device in balance.items()}
     with contextlib.suppress(TypeError):
         if not isinstance(balance, (str, dict)) and len(balance) == len(devices):
@@ -196,12 +209,16 @@ def _form(balance: Any, devices: Sequence[str]) -> Any:
     )
 
 
-def _device(name: str, device: str | int, devices: Sequence[str]) -> int:
+def _device(name: str, device: Any, devices: Sequence[str]) -> int:
     if isinstance(device, str):
         return devices.index(checked_name(device, devices))
-    if isinstance(device, bool) or not 0 <= device < len(devices):
+    number = -1
+    if not isinstance(device, bool):
+        with contextlib.suppress(TypeError):
+            number = operator.index(device)
+    if not 0 <= number < len(devices):
         raise ValueError(
             f"balance puts {name!r} on device {device!r}, expected a number from 0 to {len(devices) - 1}, or one of: "
             f"{', '.join(devices)}."
         )
-    return device
+    return number

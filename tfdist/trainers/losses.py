@@ -8,6 +8,7 @@ contributes S_r / (D w_r): after the weight w_r that every loss of a rank gets, 
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import keras
@@ -18,32 +19,66 @@ from tfdist.trainers.step import current
 from tfdist.trainers.swap import swap
 
 MEANS = ("sum_over_batch_size", "mean")
+WEIGHTED = "mean_with_sample_weight"
+MEND = (
+    "ModelParallelStrategy(schedule='gpipe') takes one loss of the whole batch; else let the loss give a value for "
+    "each sample."
+)
 
 
-class GlobalLoss:
-    """Mixed into each `keras.losses.Loss` of a distributed model's `compile`."""
+class Noting:
+    """Notes what `call` leaves on a loss' values: a mask, as `ignore_class` does, which only shows afterwards."""
 
-    def __call__(self, y_true, y_pred, sample_weight=None):
-        step = current()
-        if step is None or step.reduce_op != "mean" or not needs_divisor(self.reduction, y_pred, sample_weight):
-            return super().__call__(y_true, y_pred, sample_weight)
-        reduction = self.reduction
-        self.reduction = None
+    def call(self, y_true, y_pred):
+        values = super().call(y_true, y_pred)
+        self.__dict__["_tfdist_noted"] = (private.mask_of(values), getattr(values, "shape", tf.TensorShape(None)).rank)
+        return values
+
+    def _tfdist_as_it_is(self, y_true, y_pred, sample_weight, parts):
+        """The loss by its own reduction, or None where it is a mean over what only its own mask shows.
+
+        One number for a whole batch is told of: `parts` says of what.
+        """
+        loss = super().__call__(y_true, y_pred, sample_weight)
+        mask, rank = self.__dict__.pop("_tfdist_noted", (None, None))
+        if rank == 0:
+            tell_of_one_number(self, parts, sample_weight)
+        return loss if mask is None or self.reduction not in (*MEANS, WEIGHTED) else None
+
+    def _tfdist_values(self, y_true, y_pred, sample_weight):
+        """Before reduction, with the mask of the predictions and of the loss itself."""
+        reduction, self.reduction = self.reduction, None
         try:
             values = super().__call__(y_true, y_pred, sample_weight)
         finally:
             self.reduction = reduction
+        masks = [m for m in (private.mask_of(y_pred), self.__dict__.pop("_tfdist_noted")[0]) if m is not None]
+        return values, masks[0] & masks[1] if len(masks) == 2 else (masks or [None])[0]
+
+
+class GlobalLoss(Noting):
+    """Mixed into each `keras.losses.Loss` of a distributed model's `compile`."""
+
+    def __call__(self, y_true, y_pred, sample_weight=None):
+        step = current()
+        if step is None or step.reduce_op != "mean":
+            return super().__call__(y_true, y_pred, sample_weight)
+        if not needs_divisor(self.reduction, y_pred, sample_weight):
+            loss = self._tfdist_as_it_is(y_true, y_pred, sample_weight, "each rank's share")
+            if loss is not None:
+                return loss
+        values, mask = self._tfdist_values(y_true, y_pred, sample_weight)
         total = tf.reduce_sum(values)
         # A ghost has weight 0 and contributes nothing; dividing by it would make a NaN of that.
         contribution = tf.math.divide_no_nan(total, tf.cast(step.weight, total.dtype))
-        if reduction == "sum":
+        if self.reduction == "sum":
             return contribution
-        mine = divisor(reduction, values, y_pred, sample_weight)
+        mine = divisor(self.reduction, values, mask, sample_weight)
         agreed = step.comm.all_reduce(step.silenced(tf.stop_gradient(mine)), step.name("divisor"), "sum")
         return tf.math.divide_no_nan(contribution, tf.cast(agreed, total.dtype))
 
 
-class PartLoss:
+class PartLoss(Noting):
     """Mixed into a loss of a part of a batch, to be weighed by its part of the samples, or by a divisor if it has one.
 
     `_tfdist_part` gives the part: with `share` (of the samples), `divisor` and `losses` (how many were computed); None
@@ -56,24 +91,35 @@ class PartLoss:
             return super().__call__(y_true, y_pred, sample_weight)
         part.losses += 1
         if not needs_divisor(self.reduction, y_pred, sample_weight):
-            return super().__call__(y_true, y_pred, sample_weight)
+            loss = self._tfdist_as_it_is(y_true, y_pred, sample_weight, self._tfdist_parts)
+            if loss is not None:
+                return loss
+        values, mask = self._tfdist_values(y_true, y_pred, sample_weight)
+        total = tf.reduce_sum(values)
         if self.reduction == "sum":  # of which a part will be taken
-            total = super().__call__(y_true, y_pred, sample_weight)
             return tf.math.divide_no_nan(total, tf.cast(part.share, total.dtype))
-        reduction, self.reduction = self.reduction, None
-        try:
-            values = super().__call__(y_true, y_pred, sample_weight)
-        finally:
-            self.reduction = reduction
-        part.divisor = tf.stop_gradient(divisor(reduction, values, y_pred, sample_weight))
-        return tf.math.divide_no_nan(tf.reduce_sum(values), tf.cast(part.divisor, values.dtype))
+        part.divisor = tf.stop_gradient(divisor(self.reduction, values, mask, sample_weight))
+        return tf.math.divide_no_nan(total, tf.cast(part.divisor, values.dtype))
+
+
+def tell_of_one_number(loss: Any, parts: str, sample_weight: Any) -> None:
+    """Warns of a loss that gives one number for a batch: what that of the whole is, its parts do not say."""
+    name = getattr(loss, "name", type(loss).__name__)
+    known = isinstance(loss, (keras.losses.Dice, keras.losses.Tversky))
+    if known or sample_weight is not None:
+        why = "is no mean over samples" if known else "is weighted by samples after it was averaged"
+        what = f"is not the loss of the whole batch. {MEND}"
+    else:
+        why = "gives one number for a batch"
+        what = f"is the loss of the whole batch only if that number is a mean over samples. If it is not: {MEND}"
+    warnings.warn(f"The loss {name!r} {why}, so what is taken of {parts} {what}", stacklevel=2)
 
 
 def needs_divisor(reduction: Any, y_pred: Any, sample_weight: Any) -> bool:
     """Whether a loss is divided by something else than the number of samples, or by nothing."""
     if reduction == "sum":
         return True
-    if reduction == "mean_with_sample_weight":
+    if reduction == WEIGHTED:
         return sample_weight is not None or private.mask_of(y_pred) is not None
     if reduction not in MEANS:
         return False
@@ -82,11 +128,10 @@ def needs_divisor(reduction: Any, y_pred: Any, sample_weight: Any) -> bool:
     return private.mask_of(y_pred) is not None or ragged_rows
 
 
-def divisor(reduction: str, values: tf.Tensor, y_pred: Any, sample_weight: Any) -> tf.Tensor:
+def divisor(reduction: str, values: tf.Tensor, mask: Any, sample_weight: Any) -> tf.Tensor:
     """What Keras would divide the sum of these values by, float32 scalar."""
-    mask = private.mask_of(y_pred)
     size = tf.cast(tf.size(values), tf.float32)
-    if reduction == "mean_with_sample_weight":
+    if reduction == WEIGHTED:
         weight = private.merged_weight(sample_weight, mask, tf.float32)
         return tf.reduce_sum(tf.cast(weight, tf.float32))
     if mask is None:

@@ -24,6 +24,7 @@ class ShareLoss(losses.PartLoss):
     """Mixed into each `keras.losses.Loss` of a model."""
 
     _tfdist_part = staticmethod(_share)
+    _tfdist_parts = "each worker's share"
 
 
 class ShareTracker(losses.Tracker):

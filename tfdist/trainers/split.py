@@ -158,6 +158,15 @@ class TaskTrainer(SplitTrainer):
         with self._tfdist_watching("predict", call["x"]):
             return super().predict(**call)
 
+    @functools.wraps(keras.Model.quantize)
+    def quantize(self, *args: Any, **kwargs: Any) -> Any:
+        if parts := self._tfdist_split.wishes.parts:
+            raise ValueError(
+                f"{', '.join(parts)} of model {self.name!r} is held in parts, which cannot be quantized. Save the "
+                "model, load it without the strategy, and quantize that."
+            )
+        return super().quantize(*args, **kwargs)
+
     @functools.wraps(keras.Model.save)
     def save(self, *args: Any, **kwargs: Any) -> Any:
         with self._tfdist_watching("save"):
@@ -198,6 +207,12 @@ def cut(model: Any, strategy: Any, wishes: Wishes, planned: Callable[[Network, W
         )
     network = Network(model)
     check_home(model)
+    stateful = [layer.name for layer in private.layers_of(model) if getattr(layer, "stateful", False)]
+    if stateful:
+        raise ValueError(
+            f"{', '.join(stateful)} of model {model.name!r} keeps state from batch to batch, sample by sample, which "
+            "micro-batches take apart. Leave out stateful=True, or train without this strategy."
+        )
     for optimizer in _optimizers(model):
         slots_of(optimizer)  # which raises before anything is changed
     found = planned(network, wishes)

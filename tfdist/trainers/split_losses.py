@@ -39,6 +39,7 @@ class MicroLoss(losses.PartLoss):
     """Mixed into each `keras.losses.Loss` of a model."""
 
     _tfdist_part = staticmethod(_part)
+    _tfdist_parts = "each micro-batch"
 
 
 class MicroTracker(losses.OutputLossTracker):
