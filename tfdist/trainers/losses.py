@@ -94,10 +94,11 @@ class PartLoss(Noting):
             loss = self._tfdist_as_it_is(y_true, y_pred, sample_weight, self._tfdist_parts)
             if loss is not None:
                 return loss
+        if self.reduction == "sum":  # of which a part will be taken, and on a ring the rank's weight
+            total = super().__call__(y_true, y_pred, sample_weight)
+            return tf.math.divide_no_nan(total, tf.cast(part.share, total.dtype))
         values, mask = self._tfdist_values(y_true, y_pred, sample_weight)
         total = tf.reduce_sum(values)
-        if self.reduction == "sum":  # of which a part will be taken
-            return tf.math.divide_no_nan(total, tf.cast(part.share, total.dtype))
         part.divisor = tf.stop_gradient(divisor(self.reduction, values, mask, sample_weight))
         return tf.math.divide_no_nan(total, tf.cast(part.divisor, values.dtype))
 
