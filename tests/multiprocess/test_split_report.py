@@ -170,14 +170,15 @@ def times_are_taken_once(ring):
 
 @CHECKS
 def what_is_recomputed_is_said(ring):
-    strategy = tfdist.ModelParallelStrategy(CPUS[:2], balance=[3, 2], microbatches=2, recompute=True, memory=1e6)
+    strategy = tfdist.ModelParallelStrategy(CPUS[:2], balance=[3, 2], microbatches=2, recompute=True)
     model, _, _, _ = split_models.sequential()
     report = strategy.report(model, batch_size=40)
     first, last = report.stages
     assert (first.again, last.again) == (True, False)
     # Nothing comes into the first stage but the model's input; one micro-batch's outputs are there in its backward.
     assert (first.activations, last.activations) == (3 * 20 * 12 * 4, 20 * 12 * 4 + 20 * 3 * 4)
-    assert report.setting.memory == 1e6
+    within = tfdist.ModelParallelStrategy(CPUS[:2], balance="parameters", microbatches=2, memory=1e6)
+    assert within.report(model, batch_size=40).setting.memory == 1e6
     report.timeline(ring.path / "step.png")
     assert (ring.path / "step.png").read_bytes().startswith(b"\x89PNG")
 
