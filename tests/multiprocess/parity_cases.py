@@ -15,6 +15,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 from keras import layers as L
+from keras.regularizers import L2
 
 ROWS, BATCH = 103, 32
 CASES: dict[str, Any] = {}
@@ -50,7 +51,7 @@ def data(rows: int = ROWS, width: int = 8, classes: int = 4):
 
 
 def dense(*, regularize: bool = False):
-    reg = keras.regularizers.L2(0.02) if regularize else None
+    reg = L2(0.02) if regularize else None
     return keras.Sequential(
         [keras.Input((8,)), L.Dense(16, "tanh", kernel_regularizer=reg), L.Dense(4)]
     )
@@ -145,9 +146,8 @@ def transformer_masked_loss(way):
 @case(1e-5)
 def masked_loss_and_weights(way):
     x, y = tokens()
-    weight = np.random.default_rng(3).uniform(0, 2, (ROWS, 7)).astype("float32")
-    loss = cross_entropy(reduction="mean_with_sample_weight")
-    return fit(way, transformer(), O.SGD(0.1), loss, x=x, y=y, sample_weight=weight)
+    chosen = {"sample_weight": np.random.default_rng(3).uniform(0, 2, (ROWS, 7)).astype("float32")}
+    return fit(way, transformer(), O.SGD(0.1), cross_entropy(reduction="mean_with_sample_weight"), x=x, y=y, **chosen)
 
 
 @case(1e-5)
@@ -216,8 +216,7 @@ def added_loss_and_regularizers(way):
             self.add_loss(0.1 * keras.ops.mean(keras.ops.square(h)))
             return h
 
-    reg = keras.regularizers.L2(0.05)
-    model = keras.Sequential([keras.Input((8,)), L.Dense(16, kernel_regularizer=reg), Activity(), L.Dense(4)])
+    model = keras.Sequential([keras.Input((8,)), L.Dense(16, kernel_regularizer=L2(0.05)), Activity(), L.Dense(4)])
     return fit(way, model, O.SGD(0.1))
 
 
@@ -225,8 +224,7 @@ def added_loss_and_regularizers(way):
 def regularizer_beside_masked_loss(way):
     x, y = tokens()
     ids = keras.Input((7,), dtype="int32")
-    reg = keras.regularizers.L2(0.05)
-    model = keras.Model(ids, L.Dense(20, kernel_regularizer=reg)(L.Embedding(20, 16, mask_zero=True)(ids)))
+    model = keras.Model(ids, L.Dense(20, kernel_regularizer=L2(0.05))(L.Embedding(20, 16, mask_zero=True)(ids)))
     return fit(way, model, O.SGD(0.5), x=x, y=y)
 
 

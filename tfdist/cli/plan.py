@@ -11,6 +11,7 @@ import click
 
 from tfdist.planner import picture
 from tfdist.planner.amounts import read_bytes
+from tfdist.planner.partition import BALANCES
 from tfdist.planner.schedule import SCHEDULES
 
 if TYPE_CHECKING:
@@ -18,7 +19,6 @@ if TYPE_CHECKING:
     from tfdist.planner.plan import Plan
 
 STRATEGIES = ("split",)  # those that can be planned for
-BALANCES = ("time", "memory", "parameters")
 NARROWEST = 80  # columns of the report
 HDF5 = b"\x89HDF\r\n\x1a\n"
 BEGINNINGS = {".keras": b"PK", ".h5": HDF5, ".hdf5": HDF5}  # of files, by how their names end

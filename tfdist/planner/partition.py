@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+BALANCES = ("time", "memory", "parameters")  # what the stages of a cut that is chosen can be even by
 FORTH_AND_BACK = 2  # a tensor goes over the cut, and its gradient comes back
 
 

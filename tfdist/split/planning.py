@@ -11,13 +11,13 @@ from typing import Any
 
 from tfdist.planner import partition
 from tfdist.planner.layout import chain, grouped
+from tfdist.planner.partition import BALANCES
 from tfdist.planner.plan import Plan, StagePlan
 from tfdist.planner.schedule import live, order_of
 from tfdist.split import profile
 from tfdist.split.devices import checked_name
 from tfdist.split.network import Network
 
-WORDS = ("time", "memory", "parameters")
 MICROS_PER_WAIT = 4  # "auto": micro-batches for each stage after the first, so that a fifth of the time is waiting
 
 
@@ -27,7 +27,7 @@ class Wishes:
 
     Attributes:
       devices: full names.
-      balance: one of `WORDS`, numbers of operations by stage, a mapping from names to numbers of devices, or a plan.
+      balance: one of `BALANCES`, numbers of operations by stage, a mapping from names to numbers of devices, or a plan.
       microbatches: of a batch.
       schedule: "1f1b" or "gpipe".
       recompute: whether stages compute forwards again rather than keep activations.
@@ -84,9 +84,9 @@ def wishes(
                 f"microbatches is {micros} for batch_size={batch}, expected at most as many as a batch has samples."
             )
         micros = batch
-    if memory is not None and not (isinstance(balance, str) and balance in WORDS):
+    if memory is not None and not (isinstance(balance, str) and balance in BALANCES):
         raise ValueError(
-            f"memory={memory} goes with balance={' or '.join(map(repr, WORDS))}, which choose a cut that keeps within "
+            f"memory={memory} goes with balance={' or '.join(map(repr, BALANCES))}, which choose a cut that keeps within "
             "it; yours is chosen. Leave memory out."
         )
     limit = math.inf if memory is None else memory
@@ -190,7 +190,7 @@ def _parts(balance: Any, devices: Sequence[str]) -> tuple[Any, dict[str, list[st
 
 def _form(balance: Any, devices: Sequence[str]) -> Any:
     """A balance as a word, a list of numbers, a mapping from names to numbers of devices, or a plan."""
-    if isinstance(balance, str) and balance in WORDS:
+    if isinstance(balance, str) and balance in BALANCES:
         return balance
     if isinstance(balance, Plan):
         if balance.devices > len(devices):

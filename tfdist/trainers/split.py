@@ -213,11 +213,11 @@ def cut(model: Any, strategy: Any, wishes: Wishes, planned: Callable[[Network, W
             f"{', '.join(stateful)} of model {model.name!r} keeps state from batch to batch, sample by sample, which "
             "micro-batches take apart. Leave out stateful=True, or train without this strategy."
         )
-    for optimizer in _optimizers(model):
+    for optimizer in optimizers_of(model):
         slots_of(optimizer)  # which raises before anything is changed
     found = planned(network, wishes)
     held = split_parts.checked(network, wishes.parts)
-    for optimizer in _optimizers(model) if held else ():
+    for optimizer in optimizers_of(model) if held else ():
         split_slots.check_optimizer(optimizer)
     positions = found.positions(network.names)
     last = len(positions) - 1
@@ -244,7 +244,7 @@ def adopt(model: Any) -> None:
         raise ValueError(
             f"Model {model.name!r} got or lost layers after it was distributed. Build it anew, and distribute it last."
         )
-    for optimizer in _optimizers(model):
+    for optimizer in optimizers_of(model):
         if any(is_whole(v) for v in model.variables):
             split_slots.check_optimizer(optimizer)
             split_slots.cut_slots(optimizer)
@@ -263,7 +263,7 @@ def settle(model: Any) -> None:
             if not apart and variable.value.device != stage.device:
                 private_variables.place(variable, stage.device)
             known.add(id(variable))
-    for optimizer in _optimizers(model):
+    for optimizer in optimizers_of(model):
         for variable, row in zip(private.trained_by(optimizer), slots_of(optimizer), strict=False):
             for slot in row.values():
                 if slot.value.device != variable.value.device:
@@ -271,7 +271,7 @@ def settle(model: Any) -> None:
         private_variables.reindex(optimizer)
 
 
-def _optimizers(model: Any) -> list[Any]:
+def optimizers_of(model: Any) -> list[Any]:
     """The optimizer of `compile`, and the one inside it that scaling of the loss has."""
     outer = model.optimizer if getattr(model, "compiled", False) else None
     return [o for o in (outer, getattr(outer, "inner_optimizer", None)) if o is not None]

@@ -10,7 +10,7 @@ from tfdist.planner.plan import Plan
 from tfdist.split import planning, profile, survey
 from tfdist.split.network import Network
 from tfdist.split.planning import Wishes
-from tfdist.trainers.split import SplitTrainer, slots_of
+from tfdist.trainers.split import SplitTrainer, optimizers_of, slots_of
 from tfdist.trainers.swap import has
 
 
@@ -38,10 +38,10 @@ def report(model: Any, wishes: Wishes, batch: int | None = None, plan: Plan | No
 
 def slot_bytes(model: Any) -> dict[int, int] | None:
     """Bytes of the optimizer's slots by id of their variable; None where there is no built optimizer."""
-    optimizer = model.optimizer if getattr(model, "compiled", False) else None
-    optimizer = getattr(optimizer, "inner_optimizer", optimizer)  # that which scaling of the loss has inside
-    if optimizer is None or not optimizer.built:
+    optimizers = optimizers_of(model)
+    if not optimizers or not optimizers[-1].built:
         return None
+    optimizer = optimizers[-1]  # the one inside where that scales the loss
     variables = private.trained_by(optimizer)
     rows = slots_of(optimizer)
     return {id(v): sum(survey.nbytes(s.value) for s in row.values()) for v, row in zip(variables, rows, strict=True)}
