@@ -86,8 +86,8 @@ def wishes(
         micros = batch
     if memory is not None and not (isinstance(balance, str) and balance in BALANCES):
         raise ValueError(
-            f"memory={memory} goes with balance={' or '.join(map(repr, BALANCES))}, which choose a cut that keeps within "
-            "it; yours is chosen. Leave memory out."
+            f"memory={memory} goes with balance={' or '.join(map(repr, BALANCES))}, which choose a cut that keeps "
+            "within it; yours is chosen. Leave memory out."
         )
     limit = math.inf if memory is None else memory
     balance, parts = _parts(balance, devices)
