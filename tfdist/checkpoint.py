@@ -77,6 +77,10 @@ class Checkpoint(keeping.Keeper):
 
     # -- around fit ------------------------------------------------------------------------------------------
 
+    def set_model(self, model: Any) -> None:
+        super().set_model(model)
+        _ring_of(model)  # which raises where the model was not distributed, so that `fit` has not called `open`
+
     def open(self, model: Any, call: dict[str, Any]) -> None:
         self._board, self._accord = _ring_of(model)
         self._trained = model

@@ -100,7 +100,7 @@ def interrupted(folder, strategy, build, optimizer, fit, at, callbacks=(), told=
         with contextlib.suppress(SystemExit) if left else contextlib.nullcontext():
             history = model.fit(**fit(), callbacks=[checkpoint, *callbacks, *others], verbose=0)
             assert not left, "the training was not left"
-    assert not folder.exists()
+    assert tfdist.rank() != 0 or not folder.exists()
     return model, history
 
 
@@ -143,8 +143,8 @@ CASES = {
         dense, adam, lambda: {"x": dataset(True), "epochs": 3, "steps_per_epoch": 4}, [(1, 2)],
     ),
     "steps that cut arrays into epochs": (
-        dense, adam, lambda: arrays(epochs=6, initial_epoch=1, steps_per_epoch=3), [(2, 1), (4, 0)],
+        dense, adam, lambda: arrays(epochs=5, initial_epoch=1, steps_per_epoch=3), [(2, 1)],
     ),
-    "accumulated gradients": (dense, accumulating, lambda: arrays(epochs=3), [(1, 1)]),
+    "accumulated gradients": (dense, accumulating, lambda: arrays(epochs=4), [(0, 5), (2, 1)]),
     "a scaled loss, averaged weights": (dense, scaled, lambda: arrays(epochs=3), [(1, 3)]),
 }  # fmt: skip

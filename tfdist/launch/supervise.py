@@ -7,6 +7,7 @@ Whatever still carries the run's mark at the end is killed.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import os
@@ -25,6 +26,7 @@ from tfdist.launch.place import Place
 from tfdist.launch.plan import Process
 from tfdist.launch.rundir import MARK, Failure, RunDir
 from tfdist.launch.terminal import Terminal
+from tfdist.patience import asked
 
 LEAK_SECONDS = 2.0  # what helper processes (resource trackers) need to notice that they are alone
 
@@ -158,9 +160,10 @@ class Supervisor:
         self._show(self._merger.tick(now))
         if self._interrupts:
             signum = self._interrupts[0]
-            if len(self._interrupts) > 1:
+            if len([n for n in self._interrupts if n != signal.SIGUSR1]) > 1:
                 self._kill(child)
-            self._stop(child, signum)
+            if not (self._ending.is_patient or self._tell_patient(signum)):
+                self._stop(child, signum)
         due = self._ending.due(now)
         if due == "stop":
             self._stop(child, signal.SIGTERM)
@@ -203,16 +206,31 @@ class Supervisor:
         except OSError:
             return
 
+    def _tell_patient(self, signum: int) -> bool:
+        """Tell those whose programs have asked for time to write a checkpoint; False for none."""
+        if signum not in (signal.SIGTERM, signal.SIGUSR1) or self._ending.is_stopped:
+            return False
+        times = {rank: asked(self.run_dir.patience_file(rank)) for rank in self._runners}
+        if not any(times.values()):
+            return False
+        self._ending.told_patient(max(times.values()), time.monotonic())
+        for rank, (pid, _) in list(self._runners.items()):
+            if times[rank]:
+                self._signal(pid, signum)
+        return True
+
+    @staticmethod
+    def _signal(pid: int, signum: int) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signum)
+
     def _stop(self, child: subprocess.Popen[bytes], signum: int) -> None:
         """Tell all ranks to stop, once. Those not started yet are stopped with the launcher."""
         if self._ending.is_stopped:
             return
         self._ending.stopped(time.monotonic())
         for pid, _ in list(self._runners.values()):
-            try:
-                os.kill(pid, signum)
-            except ProcessLookupError:
-                continue
+            self._signal(pid, signum)
         heard_of = len(self._runners) + len(self._ending.ended)
         if heard_of < len(self.places) and child.poll() is None:
             processes.signal_group(child.pid, signal.SIGTERM)
@@ -247,6 +265,11 @@ class Supervisor:
             task=self.places[rank].task,
         )
 
+    def _left_in_order(self, first: Failure | None, status: int) -> bool:
+        """True where the patient have ended as they meant to: with a checkpoint, or with all done."""
+        code = status if first is None else first.code
+        return self._ending.is_patient and code in (0, os.EX_TEMPFAIL)
+
     def _outcome(self, status: int, launcher: str, leaked: tuple[str, ...]) -> Outcome:
         found = [self.run_dir.read_failure(rank) for rank in range(len(self.places))]
         found += [self._silent(rank) for rank in self._runners if found[rank] is None]
@@ -257,7 +280,7 @@ class Supervisor:
         first = verdict.culprit(failures)
         late = self._ending.overdue
         interrupted = self._interrupts[0] if self._interrupts else 0
-        if interrupted:
+        if interrupted and not self._left_in_order(first, status):
             code = 128 + interrupted
         elif first is not None:
             code = first.code

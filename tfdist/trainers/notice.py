@@ -15,6 +15,18 @@ SIGNALS = (signal.SIGTERM, signal.SIGUSR1)  # of Kubernetes, Slurm, spot machine
 SECONDS = 120.0  # that tfdist's launcher waits for the checkpoint at most; what started the launcher may wait less
 
 
+_listening: set[Notice] = set()
+
+
+def _forget_in_child() -> None:
+    """A child that a pipeline forks must end by SIGTERM, which is how its parent ends it."""
+    for notice in list(_listening):
+        notice.forget(parent=False)
+
+
+os.register_at_fork(after_in_child=_forget_in_child)
+
+
 class Notice:
     """Notes a signal instead of ending at it. A handler that the program itself has set is left alone.
 
@@ -36,10 +48,12 @@ class Notice:
                 self._before[number] = signal.signal(number, self._hear)
         if signal.SIGTERM in self._before:
             patience.ask(SECONDS)
+        _listening.add(self)
 
-    def forget(self) -> None:
+    def forget(self, parent: bool = True) -> None:
         """Signals act as before `listen`."""
-        if self._before:
+        _listening.discard(self)
+        if self._before and parent:
             with contextlib.suppress(OSError):  # the directory of a run that is over
                 patience.ask_no_longer()
         while self._before:
