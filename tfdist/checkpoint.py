@@ -63,7 +63,7 @@ class Checkpoint(keeping.Keeper):
         self._board: Switchboard | None = None
         self._accord = Accord()
         self._found: stored.Progress | None = None
-        self._first = self._epoch = self._step = 0
+        self._first = 0
         self._seed: int | None = None
         self._trained: Any = None
         self._call: Any = None
@@ -139,7 +139,6 @@ class Checkpoint(keeping.Keeper):
         self._notice.listen()
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        self._epoch, self._step = epoch, 0
         if self._resumed:
             self._resumed = False
             self._restore()
@@ -151,7 +150,6 @@ class Checkpoint(keeping.Keeper):
             self._ahead = 0
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        self._step = batch + 1
         if self._passing is not None and self._passing.left:
             return
         self._ask()
@@ -161,7 +159,6 @@ class Checkpoint(keeping.Keeper):
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         if self._passing is not None:
             self._passing.end()
-        self._epoch, self._step = epoch + 1, 0
         self._random = stored.random_states()
         self._ask()
         self._settle()
@@ -180,20 +177,28 @@ class Checkpoint(keeping.Keeper):
             self.directory.rmdir()
 
     def save(self) -> None:
-        """Writes a checkpoint now; of a ring's ranks all call it, at the same step."""
+        """Writes a checkpoint now; of a ring's ranks all call it, at the same step.
+
+        Nothing while batches are passed over: the last checkpoint is of a later step.
+        """
+        if self._passing is not None and self._passing.left:
+            return
         began = time.monotonic()
-        done = not self._step and (bool(self.model.stop_training) or (self._found is not None and self._found.done))
-        at = stored.Progress(self._epoch, self._step, self._first, self._seed, done, self._data)
+        done = not self.at.step and (bool(self.model.stop_training) or (self._found is not None and self._found.done))
+        at = stored.Progress(self.at.epoch, self.at.step, self._first, self._seed, done, self._data)
         with whole_state.as_one(self.model, self._board):
             if self._writes:
-                arrays = {
-                    **stored.named("seed", [v.numpy() for v in whole_state.seeds_of(self.model)]),
-                    **stored.named("metric", [v.numpy() for v in metric_variables(self.model)] if self._step else []),
-                    **(self._random or stored.random_states()),
-                }
-                self._last = stored.write(self.directory, at, self.model, arrays)
+                self._last = stored.write(self.directory, at, self.model, self._state)
         ended = time.monotonic()
         self._next = ended + max(self.seconds, (ended - began) / SHARE)
+
+    def _state(self) -> dict[str, np.ndarray]:
+        metrics = metric_variables(self.model) if self.at.step else []
+        return {
+            **stored.named("seed", [v.numpy() for v in whole_state.seeds_of(self.model)]),
+            **stored.named("metric", [v.numpy() for v in metrics]),
+            **(self._random or stored.random_states()),
+        }
 
     def leave(self) -> None:
         """As SIGTERM: a checkpoint when the step is over, and the end of all processes with exit code 75.
@@ -256,7 +261,8 @@ class Checkpoint(keeping.Keeper):
             ):
                 variable.assign(value)
         whole_state.leave_to_root(model, self._board)
-        self._first, self._epoch, self._step, self._resumed = at.first, at.epoch, at.step, True
+        self._first, self._resumed = at.first, True
+        self.at.epoch, self.at.step = at.epoch, at.step
         private.set_initial_epoch(model, self.params["epochs"] if at.done else at.epoch)
         place = place_after(at.epoch - at.first, call["steps_per_epoch"], private.batches_in(self._iterator))
         if isinstance(call["x"], tf.data.Dataset):

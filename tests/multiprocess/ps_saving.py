@@ -73,10 +73,10 @@ def a_checkpoint_goes_on_at_its_step(strategy):
             self.checkpoint = checkpoint
 
         def on_train_batch_end(self, batch, logs=None):
-            if (self.checkpoint._epoch, batch) == (1, 6):
+            if (self.checkpoint.at.epoch, batch) == (1, 6):
                 self.checkpoint.save()
                 written.append(int(self.model.optimizer.iterations))
-            if (self.checkpoint._epoch, batch) == (1, 11):
+            if (self.checkpoint.at.epoch, batch) == (1, 11):
                 raise KeyboardInterrupt
 
     written = []

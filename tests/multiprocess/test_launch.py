@@ -245,6 +245,55 @@ def test_a_signal_to_the_command_ends_all(run, tmp_path, signum, code, ignored, 
     assert gone(p.pid for p in family)
 
 
+PATIENT = """
+    from tfdist import patience
+    patience.ask(100)
+    signal.signal(signal.SIGTERM, lambda number, frame: {does})
+    ready()
+    wait()
+"""
+
+
+@pytest.mark.parametrize(
+    ("does", "signals", "code", "words"),
+    [
+        ("sys.exit(75)", [signal.SIGTERM], 75, "left with exit code 75: start the job again to go on"),
+        ("sys.exit(0)", [signal.SIGTERM], 0, ""),
+        ("ready()", [signal.SIGTERM, signal.SIGTERM], 143, "ended by SIGTERM"),
+        ("sys.exit(75)", [signal.SIGINT], 130, "ended by SIGINT"),
+        ("sys.exit(3)", [signal.SIGTERM], 143, "ended by SIGTERM"),
+    ],
+)
+def test_programs_that_asked_for_patience(run, tmp_path, does, signals, code, words):
+    """They end as they mean to; where they do not, a second signal ends them, and Ctrl-C as ever."""
+    process = run(PATIENT.format(does=does), "-np", "2")
+    ready(tmp_path, 0, 1)
+    for number in signals:
+        process.send_signal(number)
+        if does == "ready()":
+            ready(tmp_path, 0, 1)
+    found, _, err = ended(process)
+    assert found == code and words in err
+
+
+def test_patience_is_for_signals_only(run, tmp_path):
+    """A rank fails: the other has ten seconds, whatever it has asked for."""
+    body = """
+    from tfdist import patience
+    patience.ask(100)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    ready()
+    if rank == 1:
+        sys.exit(3)
+    wait()
+    """
+    process = run(body, "-np", "2")
+    ready(tmp_path, 0, 1)
+    start = time.monotonic()
+    assert ended(process)[0] == 3
+    assert time.monotonic() - start < 10
+
+
 def test_a_progress_bar_redraws_in_a_terminal(run):
     body = """
     import shutil

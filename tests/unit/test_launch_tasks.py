@@ -96,6 +96,16 @@ class TestEnding:
         ending.killed = True
         assert ending.next_at() == math.inf
 
+    def test_those_that_asked_for_patience_have_it(self):
+        ending = Ending(3, None, chief_decides=True)
+        ending.told_patient(120.0, 10.0)
+        assert ending.is_patient and not ending.is_stopped
+        assert (ending.due(129.0), ending.due(130.0)) == ("", "stop")
+        ending.hear_failed(0, False, 20.0)  # the chief has left; the others follow
+        assert (ending.due(20.9), ending.due(21.0)) == ("", "stop")
+        ending.stopped(21.0)
+        assert (ending.due(27.9), ending.due(28.0)) == ("", "kill")
+
     def test_the_deadline(self):
         ending = Ending(3, 60.0)
         ending.hear_ended(0, 0, 5.0)

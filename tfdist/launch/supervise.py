@@ -229,7 +229,9 @@ class Supervisor:
         if self._ending.is_stopped:
             return
         self._ending.stopped(time.monotonic())
-        for pid, _ in list(self._runners.values()):
+        for rank, (pid, _) in list(self._runners.items()):
+            if not self._ending.is_patient:  # that is for a signal from outside, not for a failure
+                self.run_dir.patience_file(rank).unlink(missing_ok=True)
             self._signal(pid, signum)
         heard_of = len(self._runners) + len(self._ending.ended)
         if heard_of < len(self.places) and child.poll() is None:

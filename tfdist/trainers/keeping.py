@@ -15,8 +15,27 @@ from tfdist.comm import watch
 PROGRESS = "_checkpoint"  # the fact by which rank 0 tells the others where its checkpoint is
 
 
+class Counter(keras.callbacks.Callback):
+    """Ahead of all others, which may save: how far training is, as whole epochs and batches of the next one."""
+
+    epoch = step = 0
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        self.epoch, self.step = epoch, 0
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        self.step = batch + 1
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        self.epoch, self.step = epoch + 1, 0
+
+
 class Keeper(keras.callbacks.Callback):
     """A callback that keeps checkpoints."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.at = Counter()
 
     @abstractmethod
     def open(self, model: Any, call: dict[str, Any]) -> None:
@@ -64,7 +83,7 @@ def kept(model: Any, call: dict[str, Any]) -> Iterator[None]:
         yield
         return
     # Behind all others, so that a checkpoint has what they have changed.
-    others = [c for c in _listed(call["callbacks"]) if c is not keeper]
+    others = [keeper.at, *(c for c in _listed(call["callbacks"]) if c is not keeper and c is not keeper.at)]
     if isinstance(call["callbacks"], keras.callbacks.CallbackList):
         call["callbacks"].callbacks = [*others, keeper]
     else:

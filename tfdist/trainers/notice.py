@@ -16,15 +16,26 @@ SECONDS = 120.0  # that tfdist's launcher waits for the checkpoint at most; what
 
 
 _listening: set[Notice] = set()
+_forking = threading.local()  # a thread's own mask while it forks
 
 
-def _forget_in_child() -> None:
+def _before_fork() -> None:
+    """What comes while a process forks waits until both sides know what they are; Python would forget it."""
+    _forking.mask = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS if _listening else ())
+
+
+def _after_fork() -> None:
+    signal.pthread_sigmask(signal.SIG_SETMASK, _forking.mask)
+
+
+def _in_child() -> None:
     """A child that a pipeline forks must end by SIGTERM, which is how its parent ends it."""
     for notice in list(_listening):
         notice.forget(parent=False)
+    _after_fork()
 
 
-os.register_at_fork(after_in_child=_forget_in_child)
+os.register_at_fork(before=_before_fork, after_in_parent=_after_fork, after_in_child=_in_child)
 
 
 class Notice:

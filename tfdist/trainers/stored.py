@@ -12,6 +12,7 @@ import os
 import random
 import re
 import shutil
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -64,15 +65,18 @@ def progress(checkpoint: Path) -> Progress:
     return Progress(**json.loads((checkpoint / STATE).read_text()))
 
 
-def write(directory: Path, at: Progress, model: Any, arrays: dict[str, np.ndarray]) -> Path:
-    """Writes a checkpoint, then removes those before it; its path."""
+def write(directory: Path, at: Progress, model: Any, arrays: Callable[[], dict[str, np.ndarray]]) -> Path:
+    """Writes a checkpoint, then removes those before it; its path.
+
+    `arrays` is called when the weights are written, which brings what tasks of a parameter server hold.
+    """
     final = directory / at.name
     with whole(final, "save checkpoint") as partial:
         part = Path(partial)
         shutil.rmtree(part, ignore_errors=True)  # of a process of this number that was killed
         part.mkdir(parents=True)
         model.save_weights(part / WEIGHTS)
-        np.savez(part / ARRAYS, **arrays)
+        np.savez(part / ARRAYS, **arrays())
         (part / STATE).write_text(json.dumps(asdict(at)))
         for name in (WEIGHTS, ARRAYS, STATE):
             with open(part / name, "rb+") as file:
