@@ -268,10 +268,10 @@ def test_programs_that_asked_for_patience(run, tmp_path, does, signals, code, wo
     """They end as they mean to; where they do not, a second signal ends them, and Ctrl-C as ever."""
     process = run(PATIENT.format(does=does), "-np", "2")
     ready(tmp_path, 0, 1)
-    for number in signals:
+    process.send_signal(signals[0])
+    for number in signals[1:]:
+        ready(tmp_path, 0, 1)  # they have heard the first
         process.send_signal(number)
-        if does == "ready()":
-            ready(tmp_path, 0, 1)
     found, _, err = ended(process)
     assert found == code and words in err
 
