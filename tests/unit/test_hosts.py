@@ -89,7 +89,8 @@ class TestSsh:
     def test_the_command_never_asks(self):
         words = Ssh(2222, "/k", 7).command(TWO[1])
         assert words == [
-            "ssh", "-T", "-a", "-x", "-o", "BatchMode=yes", "-o", "ConnectTimeout=7", "-p", "2222", "-i", "/k", "--", "me@b",
+            "ssh", "-T", "-a", "-x", "-o", "BatchMode=yes", "-o", "ConnectTimeout=7", "-p", "2222", "-i", "/k", "--",
+            "me@b",
         ]  # fmt: skip
 
     def test_a_line_for_the_shell_there(self):
