@@ -31,6 +31,7 @@ from tfdist.launch.rundir import MARK, Failure, RunDir
 from tfdist.launch.ssh import Ssh
 
 BEAT_SECONDS = 2.0
+ROUND = "TFDIST_ROUND"  # in the environment of an elastic job: the number of its round
 LOST = "HostLost"
 
 
@@ -134,12 +135,14 @@ class Spread:
         awaited = set(range(len(self.links))) if only is None else {only}
         found: dict[int, dict[str, Any]] = {}
         wrong: list[str] = []
+        lost: list[int] = []
         while awaited - set(found):
             left = self._ends_at - time.monotonic()
             missing = sorted(awaited - set(found))
             if left <= 0:
                 names = ", ".join(self.hosts[i].name for i in missing)
                 wrong.append(f"{names} gave no answer within {self.job.start_seconds:g} s (--start-timeout).")
+                lost += missing
                 break
             try:
                 index, message = self._inbox.get(timeout=min(left, 1.0))
@@ -147,6 +150,7 @@ class Spread:
                 continue
             if message is None:
                 wrong.append(self.links[index].why())
+                lost.append(index)
                 awaited.discard(index)
             elif message["say"] == "signal":
                 raise SystemExit(128 + message["signal"])
@@ -155,6 +159,9 @@ class Spread:
                 awaited.discard(index)
             elif message["say"] == say:
                 found[index] = message
+        if lost and ROUND in os.environ:  # the next round does without them
+            for index in lost:
+                self._lost(index, "; ".join(wrong))
         refuse(wrong)
         return [found[index] for index in sorted(found)]
 
