@@ -41,12 +41,11 @@ def assemble(home: Path, scratch: Path) -> None:
     shutil.rmtree(scratch, ignore_errors=True)
     scratch.mkdir(parents=True)
     debian = _compiler(scratch)
-    shutil.copytree(debian / "usr/lib/nvidia-cuda-toolkit/bin", home / "bin")
+    shutil.copytree(debian / "usr/lib/nvidia-cuda-toolkit/bin", home / "bin", symlinks=True)
     for name in ("cudafe++", "fatbinary", "nvlink", "ptxas", "bin2c"):
         shutil.copy2(debian / "usr/bin" / name, home / "bin")
-    for name in ("gcc", "g++"):  # links to compilers that may not be here; CMake names the one to take
+    for name in ("gcc", "g++", "nvcc.profile"):  # links to what may not be here, or is for Debian alone
         (home / "bin" / name).unlink()
-    (home / "bin/nvcc.profile").unlink()
     (home / "bin/nvcc.profile").write_text(PROFILE, encoding="utf-8")
     (home / "nvvm/bin").mkdir(parents=True)
     (home / "bin/cicc").rename(home / "nvvm/bin/cicc")
