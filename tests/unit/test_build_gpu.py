@@ -17,7 +17,7 @@ def changed(**values):
 def test_plan_of_a_build_with_nccl():
     cpu, made = make_plan(GPU_MACHINE), make_plan(GPU_MACHINE, gpu=CUDA)
     more = dict(made.environment.items() - cpu.environment.items())
-    assert more.pop("HOROVOD_LOCAL_VERSION") == f"tf2.21.0.k{made.key}"
+    assert more.pop("HOROVOD_LOCAL_VERSION") == f"tf2.21.0.nccl.k{made.key}"
     assert more == {
         "HOROVOD_GPU_OPERATIONS": "NCCL",
         "HOROVOD_NCCL_LINK": "SHARED",

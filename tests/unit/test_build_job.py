@@ -119,6 +119,7 @@ def test_nccl_is_a_wheel_of_its_own_and_says_its_plan_first(bench):
     bench.installed = None
     assert bench.run(gpu=True) == ["install", *CHECKS]
     assert bench.run() == ["install", *CHECKS]
+    assert "`--gpu` builds with it" in bench.notes.notes[1]
 
 
 def test_nccl_is_checked_where_each_of_two_processes_has_a_gpu(bench, monkeypatch):

@@ -62,6 +62,16 @@ def test_all_is_well():
             "was built for TensorFlow 2.20.0, and installed is 2.21.0",
             "Run `tfdist build-horovod`.",
         ),
+        (
+            {"horovod": "0.28.1+tf2.20.0.nccl.k0123456789ab"},
+            "was built for TensorFlow 2.20.0, and installed is 2.21.0",
+            "Run `tfdist build-horovod --gpu`.",
+        ),
+        (
+            {"horovod": "0.28.1+tf2.21.0.nccl.k0123456789ab", "horovod_error": "it crashed"},
+            "it crashed",
+            "Run `tfdist build-horovod --gpu --rebuild`.",
+        ),
         ({"horovod_error": "undefined symbol: x"}, "undefined symbol: x", "--rebuild"),
         ({"controllers": (), "operations": ()}, "neither the Gloo nor", "build-horovod"),
         (

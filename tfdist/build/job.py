@@ -12,7 +12,7 @@ from typing import Protocol
 
 from tfdist.build import cache, check, commands, gpu, plan, steps, survey, survey_gpu
 from tfdist.build.errors import BuildError
-from tfdist.build.versions import choose_tensorflow
+from tfdist.build.versions import choose_tensorflow, has_nccl
 
 
 class Progress(Protocol):
@@ -65,6 +65,8 @@ def build(options: Options, progress: Progress) -> plan.Plan:
     progress.note(f"Horovod {todo.version} for {name} {version}, controllers: {controllers}")
     if todo.gpu:
         progress.note(gpu.summary(todo.gpu))
+    elif has_nccl(survey.installed_horovod() or ""):
+        progress.note("The installed one has NCCL, this one has not: `--gpu` builds with it.")
     if _installed(todo, options):
         progress.note("It is installed already.")
     else:

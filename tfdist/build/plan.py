@@ -160,7 +160,7 @@ def make_plan(
             **(gpus.key_facts(gpu) if gpu else {}),
         }
     )
-    version = local_version(tensorflow[1], key)
+    version = local_version(tensorflow[1], key, nccl=gpu is not None)
     environment = {
         **switches,
         "HOROVOD_LOCAL_VERSION": version.partition("+")[2],

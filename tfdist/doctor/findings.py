@@ -8,7 +8,12 @@ from dataclasses import dataclass
 from packaging.version import Version
 
 from tfdist.build.errors import BuildError
-from tfdist.build.versions import check_python, choose_tensorflow, parse_local_version
+from tfdist.build.versions import (
+    check_python,
+    choose_tensorflow,
+    has_nccl,
+    parse_local_version,
+)
 from tfdist.doctor.facts import Facts
 
 BUILD = "Run `tfdist build-horovod`."
@@ -112,12 +117,13 @@ def _no_horovod(facts: Facts) -> Finding:
 
 def _horovod(facts: Facts, version: str) -> Iterator[Finding]:
     built = parse_local_version(version)
+    again = BUILD_GPU if has_nccl(version) else BUILD
     if built is not None and built[0] not in facts.tensorflow.values():
         yield Finding(
             True,
             f"Horovod {version} was built for TensorFlow {built[0]}, and installed is "
             f"{', '.join(sorted(set(facts.tensorflow.values())))}.",
-            BUILD,
+            again,
         )
         return
     if "libnccl.so" in (facts.horovod_error or ""):
@@ -133,7 +139,7 @@ def _horovod(facts: Facts, version: str) -> Iterator[Finding]:
         yield Finding(
             True,
             f"Horovod {version} cannot be imported: {facts.horovod_error}",
-            "Run `tfdist build-horovod --rebuild`.",
+            again.replace("`.", " --rebuild`."),
         )
         return
     if not facts.controllers:
