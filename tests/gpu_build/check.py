@@ -45,7 +45,7 @@ def main(folder: Path, tensorflow: str) -> int:
             toolkit.assemble(home, folder / "cuda-packages")
     tfdist = folder / "bin" / "tfdist"
     # Anew each time: a wheel of the cache would show nothing.
-    run(tfdist, "build-horovod", "--gpu", "--without-mpi", "--rebuild", env=env)
+    run(tfdist, "build-horovod", "--gpu", "--rebuild", env=env)
     env["TF_CPP_MIN_LOG_LEVEL"] = "3"
     done = run(python, Path(__file__).with_name("facts.py"), env=env, capture=True)
     facts = json.loads(done.splitlines()[-1])
@@ -62,9 +62,9 @@ def main(folder: Path, tensorflow: str) -> int:
         f"""
 Checked, for Horovod {facts["version"]}:
   it compiles and links with NCCL {code // 10000}.{code // 100 % 100}.{code % 100} and nvcc of {env["CUDA_HOME"]}
-  it has {len(facts["defined"])} operations of NCCL and code for GPUs; nccl_built() and cuda_built() say so
+  it has NCCL's {len(verdict.CLASSES)} operations and code for GPUs; nccl_built() and cuda_built() say so
   it loads, and finds {facts["loaded"][0]} without LD_LIBRARY_PATH
-  two processes sum a tensor of the CPU with it, by Gloo
+  two processes sum a tensor of the CPU with it
 Not checked, as that takes GPUs: any operation of NCCL, the handle of TensorFlow's streams, the kernels."""
     )
     return 0
@@ -72,11 +72,11 @@ Not checked, as that takes GPUs: any operation of NCCL, the handle of TensorFlow
 
 def run(*argv: object, env: dict[str, str] | None = None, capture: bool = False, codes: tuple[int, ...] = (0,)) -> str:
     """Runs a program, its output shown or returned; ends the check where it fails."""
-    done = subprocess.run(
-        [str(a) for a in argv], env=env, cwd=ROOT, stdout=subprocess.PIPE if capture else None, text=True
-    )
+    pipe = subprocess.PIPE if capture else None
+    done = subprocess.run([str(a) for a in argv], env=env, cwd=ROOT, stdout=pipe, stderr=pipe, text=True)
     if done.returncode not in codes:
-        raise SystemExit(f"`{' '.join(map(str, argv))}` failed with exit code {done.returncode}.\n{done.stdout or ''}")
+        said = (done.stdout or "") + (done.stderr or "")
+        raise SystemExit(f"`{' '.join(map(str, argv))}` failed with exit code {done.returncode}.\n{said}")
     return done.stdout or ""
 
 

@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -20,7 +21,7 @@ dynamic = told("readelf", "-dW")
 print(
     json.dumps(
         {
-            "version": hvd.__version__,
+            "version": version("horovod"),
             "nccl_built": hvd.nccl_built(),
             "cuda_built": bool(hvd.cuda_built()),
             "gloo_built": bool(hvd.gloo_built()),

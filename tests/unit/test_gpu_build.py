@@ -24,6 +24,7 @@ WELL = {
 
 def test_a_whole_build_is_well():
     assert verdict.problems(WELL) == []
+    assert verdict.problems({**WELL, "runpath": [f"{verdict.RUNPATH}:/opt/openmpi/lib"]}) == []
 
 
 @pytest.mark.parametrize(
@@ -35,6 +36,7 @@ def test_a_whole_build_is_well():
         ({"needed": ["libc.so.6"]}, "does not ask for libnccl.so.2"),
         ({"runpath": []}, "looked for in []"),
         ({"runpath": ["/env/nvidia/nccl/lib"]}, "looked for in ['/env"),
+        ({"runpath": [f"{verdict.RUNPATH}:/env/nvidia/nccl/lib"]}, "none of /env"),
         ({"undefined": list(verdict.CALLS[1:])}, "no call of ncclAllReduce"),
         ({"defined": WELL["defined"][1:]}, "no operation NCCLAllreduce"),
         ({"sections": []}, "no code for GPUs"),
