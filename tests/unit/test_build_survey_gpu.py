@@ -31,8 +31,9 @@ def cuda(tmp_path):
 esac
 """,
     )
-    for file in ("include/cuda_runtime.h", "lib64/libcudart_static.a"):
-        (home / file).parent.mkdir()
+    libraries = ("libcudart.so", "libcudart_static.a", "libcudadevrt.a")
+    for file in ("include/cuda_runtime.h", *(f"lib64/{name}" for name in libraries)):
+        (home / file).parent.mkdir(exist_ok=True)
         (home / file).write_text("")
     return home
 
@@ -77,7 +78,8 @@ def test_what_the_toolkit_has(cuda, monkeypatch):
     assert found.missing == ()
     assert found.flags == {"NVCC_APPEND_FLAGS": "-v"}
     (cuda / "include" / "cuda_runtime.h").unlink()
-    assert survey_gpu.look("tensorflow", env).missing == ("cuda_runtime.h",)
+    (cuda / "lib64" / "libcudart.so").unlink()
+    assert survey_gpu.look("tensorflow", env).missing == ("cuda_runtime.h", "libcudart.so")
 
 
 def test_headers_by_target_count(cuda):

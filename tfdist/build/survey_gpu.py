@@ -25,9 +25,12 @@ from tfdist.build.survey import installed
 FLAG_VARIABLES = ("CUDAFLAGS", "NVCC_APPEND_FLAGS", "NVCC_PREPEND_FLAGS")
 _DEFAULT_HOME = "/usr/local/cuda"
 # Of the toolkit, by what the user would miss; NVIDIA's layout, NVIDIA's by target, and Debian's.
+_LIBRARIES = ("lib64", "lib", "lib/*-linux-gnu", "targets/*/lib")
 _NEEDED = {
     "cuda_runtime.h": ("include", "targets/*/include"),
-    "libcudart_static.a": ("lib64", "lib", "lib/*-linux-gnu", "targets/*/lib"),
+    "libcudart.so": _LIBRARIES,
+    "libcudart_static.a": _LIBRARIES,
+    "libcudadevrt.a": _LIBRARIES,
 }
 _TENSORFLOW_SECONDS = 90
 _NVCC_SECONDS = 20
