@@ -162,7 +162,7 @@ class Hosts:
             "UsePAM": "no",
             "PasswordAuthentication": "no",
             "PidFile": "none",
-            "LogLevel": "ERROR",
+            "LogLevel": "QUIET",
         }
         words = [str(shutil.which("sshd", path=_path())), "-D", "-e", "-f", "/dev/null"]
         words += [word for name, value in options.items() for word in ("-o", f"{name}={value}")]

@@ -52,6 +52,7 @@ class Agent:
         self._store: Any = None
         self._run_dir: RunDir | None = None
         self._children: dict[Place, subprocess.Popen[bytes]] = {}
+        self._patience: dict[int, str] = {}  # what each program has asked for (tfdist/patience.py)
         self._started = False
         self._left = 0
 
@@ -80,6 +81,7 @@ class Agent:
                     if data == b"" and key.fd == self._commands:
                         return 0  # the launcher has ended, or does not want this host
                     key.data(data)
+                self._tell_patience()
                 if time.monotonic() - self._heard > SILENCE_SECONDS:
                     return 1
             self._drain()
@@ -170,6 +172,20 @@ class Agent:
                 self._left -= 1
             else:
                 self.say(say="event", event=event)
+
+    def _tell_patience(self) -> None:
+        """Pass on how much time programs ask for, where that has changed."""
+        run_dir = self._run_dir
+        if run_dir is None:
+            return
+        for place in self._children:
+            try:
+                text = run_dir.patience_file(place.number).read_text()
+            except FileNotFoundError:
+                text = ""
+            if text != self._patience.get(place.number, ""):
+                self._patience[place.number] = text
+                self.say(say="patience", n=place.number, text=text)
 
     def _wait(self, place: Place, child: subprocess.Popen[bytes]) -> None:
         """In a thread: wait for a rank.py; one that could not report is reported here."""

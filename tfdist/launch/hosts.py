@@ -53,13 +53,13 @@ class Seat:
     cross_size: int
 
 
-def parse_hosts(text: str) -> tuple[Host, ...]:
-    """The value of `-H`, such as "host1:2,user@host2:2"; a host without a number has one slot.
+def parse_hosts(text: str, where: str = "-H") -> tuple[Host, ...]:
+    """Text such as "host1:2,user@host2:2", by default of `-H`; a host without a number has one slot.
 
     Raises:
         ValueError: a part is malformed, or a host is given twice.
     """
-    return _distinct([_host(part.strip(), "-H") for part in text.split(",")], "-H")
+    return _distinct([_host(part.strip(), where) for part in text.split(",")], where)
 
 
 def parse_hostfile(text: str, name: str) -> tuple[Host, ...]:

@@ -34,7 +34,7 @@ from tfdist.launch.supervise import Supervisor
 from tfdist.launch.task_plan import TaskJob, plan_tasks, task_process
 from tfdist.launch.terminal import terminal_for
 
-STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
 
 
 def available_cores() -> list[int]:
@@ -104,8 +104,8 @@ def run(job: AnyJob, log_dir: str | None = None) -> int:
     """Run the job, show its output and the first failure; the exit code for the command.
 
     That is the code of the first rank or task to fail, 128 + n where signal n ended it, or where
-    signal n ended this command. A job of tasks has gone well where its chief has, or worker 0
-    without one.
+    signal n ended this command; 75 where they have left with a checkpoint. A job of tasks has gone
+    well where its chief has, or worker 0 without one.
 
     Raises:
         OSError: `log_dir`, where each process' output is to be written besides, cannot be made.
@@ -178,11 +178,14 @@ def explain(outcome: Outcome, launcher: str, chief: str) -> None:
         say(f"{late} had not ended {GRACE_SECONDS:g} s after {chief}, and was ended.")
     if outcome.leaked:
         say("these processes outlived the program and were ended:", *outcome.leaked)
+    first = outcome.culprit
+    if first is not None and first.code == outcome.code == os.EX_TEMPFAIL:
+        say(f"left with exit code {outcome.code}: start the job again to go on; no process is left.")
+        return
     if outcome.interrupted:
         name = verdict.signal_name(outcome.interrupted)
         say(f"ended by {name}; no process is left.")
         return
-    first = outcome.culprit
     if outcome.code and (first is None or first.told):
         # No rank failed by itself: the launcher could not start them, or was ended from outside.
         say(f"{launcher} failed.", *outcome.launcher.strip().splitlines())

@@ -4,6 +4,7 @@
     alive        named pipe that the supervisor holds open: end-of-file means that it is gone
     out-0 err-0  where rank 0 writes: a named pipe, or a link to a pseudo-terminal
     failure-0    JSON: the exception that ended rank 0's program, with its traceback
+    patience-0   while it is there: seconds that rank 0's program may take to end (tfdist/patience.py)
 
 In a parameter-server job the tasks take the place of the ranks, by their numbers (place.py).
 
@@ -85,6 +86,10 @@ class RunDir:
     def stream(self, rank: int, name: str) -> Path:
         """Where `rank` writes its output; `name` is "out" or "err"."""
         return self.path / f"{name}-{rank}"
+
+    def patience_file(self, rank: int) -> Path:
+        """Where the program of `rank` asks for time to end in."""
+        return self.path / f"patience-{rank}"
 
     def wait_alone(self) -> None:
         """Return when the supervisor is gone: it holds `alive` open, and nobody writes there."""

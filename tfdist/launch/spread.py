@@ -18,6 +18,7 @@ import sys
 import threading
 import time
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from tfdist.launch import hosts_plan, links, preflight
@@ -196,6 +197,8 @@ class Spread:
         elif what == "failed":
             failure = message["failure"]
             self.run_dir.write_failure(Failure(**{**failure, "kind": tuple(failure["kind"])}))
+        elif what == "patience":
+            copy_patience(self.run_dir.patience_file(message["n"]), message["text"])
         elif what == "signal":
             self._stop(message["signal"])
         elif what == "error":
@@ -258,6 +261,16 @@ class Spread:
             thread.join()
 
 
+def copy_patience(path: Path, text: str) -> None:
+    """What a rank of another host asks for (tfdist/patience.py), where the supervisor looks for it."""
+    if not text:
+        path.unlink(missing_ok=True)
+        return
+    draft = path.with_suffix(".tmp")
+    draft.write_text(text)
+    draft.replace(path)
+
+
 def refuse(lines: Sequence[str]) -> None:
     """HostError with these lines, if there are any."""
     if lines:
@@ -300,7 +313,7 @@ def main() -> None:
     os.environ.pop("TF_CONFIG", None)
     os.environ[MARK] = path
     spread = Spread(job, RunDir(path))
-    for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+    for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1):
         signal.signal(signum, spread.interrupt)
     threading.Thread(target=spread.end_when_alone, daemon=True).start()
     code = 1
