@@ -33,7 +33,7 @@ from tfdist.launch.spawn import show
 from tfdist.launch.ssh import remote_shell
 from tfdist.launch.supervise import Supervisor
 from tfdist.launch.task_plan import TaskJob, plan_tasks, task_process
-from tfdist.launch.terminal import terminal_for
+from tfdist.launch.terminal import terminal_for, terminal_here
 
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
 
@@ -58,7 +58,7 @@ def process_of(job: AnyJob, run_dir: str) -> Process:
     """The one process to start for the job."""
     root = find_package_root(tfdist.cluster.__file__)
     if isinstance(job, HostsJob):
-        return plan_hosts(job, run_dir, sys.executable, os.environ, root)
+        return plan_hosts(job, run_dir, sys.executable, os.environ, root, terminal_here())
     if isinstance(job, TaskJob):
         return plan_tasks(job, run_dir, sys.executable, os.environ, root)
     return plan(job, run_dir, sys.executable, os.environ, root)
@@ -142,7 +142,7 @@ def run_once(
         say(warning)
     of_tasks = any(place.task for place in job.places)
     run_dir = RunDir.create(len(job.places))
-    terminal = None if several else terminal_for(run_dir)
+    terminal = None if several else terminal_for(run_dir, terminal_here())
     try:
         process = process_of(job, str(run_dir.path))
         supervisor = Supervisor(
