@@ -1,8 +1,5 @@
 """Whether this container's task can be reached: what docker/Dockerfile's HEALTHCHECK runs.
 
-    python -m tfdist.launch.health          # as TF_CONFIG says
-    python -m tfdist.launch.health 2222     # whether that port of this container answers
-
 The tasks of TF_CONFIG that serve answer at their own port. Who serves nobody is healthy while the first task, without
 which it has nothing to do, can be reached from here. Without TF_CONFIG there is nobody to ask.
 """
@@ -12,24 +9,15 @@ from __future__ import annotations
 import os
 import socket
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 from tfdist.tf_config import Cluster, Task, from_env, host_and_port
 
 SECONDS = 5.0
 
 
-def address(arguments: Sequence[str], env: Mapping[str, str]) -> tuple[str, int] | None:
-    """Host and port that have to answer, None if there is none.
-
-    >>> address(["2222"], {})
-    ('localhost', 2222)
-
-    Raises:
-        ValueError: TF_CONFIG is wrong, or the argument is no port.
-    """
-    if arguments:
-        return "localhost", int(arguments[0])
+def address(env: Mapping[str, str]) -> tuple[str, int] | None:
+    """Host and port that have to answer, None if there is none; ValueError if TF_CONFIG is wrong."""
     found = from_env(env)
     if found is None:
         return None
@@ -44,7 +32,7 @@ def _serves(cluster: Cluster, task: Task) -> bool:
 
 def main() -> int:
     """The exit code: 0 for healthy."""
-    where = address(sys.argv[1:], os.environ)
+    where = address(os.environ)
     if where is None:
         return 0
     try:

@@ -6,7 +6,7 @@ from typing import Any
 
 from tfdist.render import ssh
 from tfdist.render.text import as_yaml
-from tfdist.render.wanted import PORT, Wanted, service
+from tfdist.render.wanted import Wanted, service
 
 # The exit code that counts is the first task's. Compose stops the job at the first container that ends, and nothing
 # says that the first task is the first to end; so the others stay until they are stopped, unless they fail.
@@ -64,7 +64,7 @@ def _over_ssh(wanted: Wanted) -> dict[str, Any]:
     for i, host in enumerate(hosts):
         each = _service(wanted, list(ssh.SSHD))
         each["depends_on"] = {"keys": {"condition": "service_healthy"}}
-        each["healthcheck"] = _check(["CMD", "python", "-m", "tfdist.launch.health", str(PORT)])
+        each["healthcheck"] = _check(["CMD", *ssh.ANSWERS])
         services[host] = {**each, **_gpus(wanted, i)}
     listed = ",".join(f"{host}:1" for host in hosts)
     launcher = _service(wanted, ssh.launcher(wanted.workers, f"-H {listed}", wanted.command))
@@ -87,7 +87,7 @@ def _service(wanted: Wanted, command: list[str]) -> dict[str, Any]:
 
 
 def _check(test: list[str]) -> dict[str, Any]:
-    return {"test": test, "interval": "1s", "timeout": "10s", "retries": 60}
+    return {"test": test, "interval": "2s", "timeout": "10s", "retries": 30}
 
 
 def _gpus(wanted: Wanted, worker: int) -> dict[str, Any]:

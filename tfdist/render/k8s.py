@@ -69,7 +69,7 @@ def _mpijob(wanted: Wanted, name: str) -> dict[str, Any]:
     worker = _container(wanted, "worker", list(ssh.SSHD))
     worker["ports"] = [{"name": "ssh", "containerPort": PORT}]
     # The launcher is not made before all workers are ready.
-    worker["readinessProbe"] = {"tcpSocket": {"port": PORT}, "periodSeconds": 2}
+    worker["readinessProbe"] = {"exec": {"command": list(ssh.ANSWERS)}, "periodSeconds": 2}
     worker.update(_gpus(wanted))
     spec = {
         "slotsPerWorker": 1,
@@ -103,4 +103,4 @@ def _container(wanted: Wanted, name: str, command: list[str]) -> dict[str, Any]:
 
 
 def _gpus(wanted: Wanted) -> dict[str, Any]:
-    return {"resources": {"limits": {"nvidia.com/gpu": wanted.gpus}}} if wanted.gpus else {}
+    return {"resources": {"limits": {"nvidia.com/gpu": str(wanted.gpus)}}} if wanted.gpus else {}

@@ -26,7 +26,9 @@ SSHD = (
     *("/usr/sbin/sshd", "-De", "-f", "/dev/null", "-p", str(PORT), "-h", f"{KEYS}/id_rsa"),
     *("-o", f"AuthorizedKeysFile={KEYS}/authorized_keys", "-o", "StrictModes=no", "-o", "PidFile=none"),
     *("-o", "UsePAM=no", "-o", "PasswordAuthentication=no", "-o", "KbdInteractiveAuthentication=no"),
+    *("-o", "LogLevel=ERROR"),  # else every look whether it answers is a line
 )
+ANSWERS = ("ssh-keyscan", "-p", str(PORT), "127.0.0.1")  # whether it does
 
 _LAUNCH = f"""\
 # horovodrun tells ssh not to check host keys. Of a setting ssh takes the first that it is told.
