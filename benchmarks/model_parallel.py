@@ -72,10 +72,10 @@ def family(pids: list[int]) -> list[int]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--batch", type=int, default=512)
-    parser.add_argument("--micros", type=int, nargs="+", default=[1, 2, 4, 8, 16], help="micro-batches to try")
+    parser.add_argument("--batch", type=int, default=4096)
+    parser.add_argument("--micros", type=int, nargs="+", default=[2, 4, 8, 16], help="micro-batches to try")
     parser.add_argument("--schedule", choices=["1f1b", "gpipe"], default="1f1b")
-    parser.add_argument("--steps", type=int, default=15, help="steps of a turn")
+    parser.add_argument("--steps", type=int, default=5, help="steps of a turn")
     parser.add_argument("--turns", type=int, default=3)
     parser.add_argument("--patience", type=float, default=4.0, help="seconds a turn waits for quiet")
     parser.add_argument("--without-torch", action="store_true")

@@ -12,6 +12,8 @@ import socket
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from tfdist import slurm
+
 
 @dataclass(frozen=True)
 class World:
@@ -59,7 +61,8 @@ class World:
     def from_env(cls, env: Mapping[str, str] | None = None) -> World:
         """Read the launcher's variables; a process started by none is alone: `World(0, 1, 0, 1)`.
 
-        The first family of `LAUNCHERS` that has one of its variables set decides.
+        The first family of `LAUNCHERS` that has one of its variables set decides. Ranks that no launcher of
+        Horovod or MPI has started have met first (meeting.py), and then have Horovod's variables.
 
         Args:
             env: variables to read, `os.environ` by default.
@@ -71,7 +74,7 @@ class World:
         env = os.environ if env is None else env
         host = socket.gethostname()
         for launcher in LAUNCHERS:
-            if launcher.rank in env or launcher.size in env:
+            if (launcher.rank in env or launcher.size in env) and not _of_srun(launcher, env):
                 return launcher.read(env, host)
         return cls(0, 1, 0, 1, host)
 
@@ -135,4 +138,14 @@ LAUNCHERS = (
     Launcher("MPICH's mpiexec", "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
 )
 # All variables by which a launcher tells a process its place.
-PLACE_VARIABLES = frozenset(name for launcher in LAUNCHERS for name in launcher.names)
+PLACE_VARIABLES = frozenset(name for launcher in LAUNCHERS for name in launcher.names) | {slurm.STEP}
+
+
+def _of_srun(launcher: Launcher, env: Mapping[str, str]) -> bool:
+    """Whether Slurm's `srun` has set MPICH's variables beside its own: its tasks meet without MPI (meeting.py)."""
+    return (
+        launcher.rank == "PMI_RANK"
+        and slurm.in_step(env)
+        and env.get("PMI_RANK") == env.get(slurm.RANK)
+        and env.get("PMI_SIZE") == env.get(slurm.SIZE)
+    )

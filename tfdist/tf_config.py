@@ -181,7 +181,7 @@ def need_chief(cluster: Cluster) -> None:
         expected = "1 chief, 1 worker or more and 1 ps or more, as a parameter-server job needs"
         cure = f"Add addresses under {' and '.join(missing)} in TF_CONFIG of every process."
         if not cluster.ps:
-            cure += " Workers alone are for ModelParallelStrategy."
+            cure += " Workers alone are for RingAllReduceStrategy and ModelParallelStrategy."
         raise _error("cluster", f"has {found}", expected, cure)
 
 

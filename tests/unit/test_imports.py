@@ -26,6 +26,7 @@ PURE = [
     "tfdist.doctor.probe",
     "tfdist.launch.health",
     "tfdist.launch.plan",
+    "tfdist.meeting",
     "tfdist.planner.partition",
     "tfdist.planner.picture",
     "tfdist.planner.predict",
@@ -34,6 +35,7 @@ PURE = [
     "tfdist.ps.consistency",
     "tfdist.ps.layout",
     "tfdist.ps.pacing",
+    "tfdist.slurm",
     "tfdist.tf_config",
 ]
 HEAVY = ("tensorflow", "horovod", "keras")
@@ -60,8 +62,9 @@ def importers(*names):
 
 
 def test_one_file_imports_horovods_operations():
-    # The other one is a program, run in a process of its own: Horovod's launcher with a short cut.
-    assert importers("horovod") <= {"comm/horovod.py", "launch/horovodrun.py"}
+    # launch/horovodrun.py is a program, run in a process of its own: Horovod's launcher with a short cut.
+    # comm/hall.py takes the launcher's key-value store, plain Python.
+    assert importers("horovod") <= {"comm/hall.py", "comm/horovod.py", "launch/horovodrun.py"}
     assert importers("horovod.tensorflow", "horovod.common") <= {"comm/horovod.py"}
 
 

@@ -13,9 +13,11 @@ from typing import Protocol, runtime_checkable
 
 import tensorflow as tf
 
+from tfdist import meeting
+from tfdist.cluster import World
 from tfdist.comm.threaded import Threaded
 
-__all__ = ["OPS", "Alone", "Collective", "Threaded", "check_op", "get"]
+__all__ = ["OPS", "Alone", "Collective", "Threaded", "check_op", "get", "place", "stay_alone"]
 
 OPS = ("sum", "mean", "min", "max", "product", "adasum")
 
@@ -110,6 +112,32 @@ _lock = threading.Lock()
 _group: Collective | None = None
 
 
+def place() -> World:
+    """Where this process stands among the ranks; it first meets the others where no Horovod launcher has seen to that.
+
+    Raises:
+      SystemExit: 0, in an evaluator's task of TF_CONFIG: the ranks validate.
+      RuntimeError: the ranks did not meet.
+      ValueError: the environment's variables contradict each other.
+    """
+    if _group is None and meeting.watches():
+        print("tfdist: an evaluator has no part in a ring, whose ranks validate together; it ends.", flush=True)
+        raise SystemExit(0)
+    if _group is None and (asked := meeting.from_env()) is not None:
+        from tfdist.comm import rendezvous
+
+        rendezvous.join(asked)
+    return World.from_env()
+
+
+def stay_alone() -> None:
+    """This process is no rank, though TF_CONFIG names several workers: they serve another strategy."""
+    global _group
+    with _lock:
+        if _group is None:
+            _group = Alone()
+
+
 def get() -> Collective:
     """The group of this process, joined at the first call (every rank must make it).
 
@@ -121,9 +149,7 @@ def get() -> Collective:
     global _group
     with _lock:
         if _group is None:
-            from tfdist.cluster import World
-
-            world = World.from_env()
+            world = place()
             if world.size == 1:
                 _group = Alone()
             else:

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from tfdist.cluster import World
+from tfdist.comm import collective
 from tfdist.planner.outlook import Report
 from tfdist.planner.plan import Plan
 from tfdist.split import planning
@@ -157,4 +158,5 @@ def _first(start: float) -> First | None:
     need_workers(cluster)
     if task != cluster.first:
         raise SystemExit(serve_as(cluster, task))
+    collective.stay_alone()
     return connected(cluster, start)

@@ -70,7 +70,7 @@ class RingAllReduceStrategy(tf.distribute.Strategy):
         if bucket_mb != "auto" and not (isinstance(bucket_mb, (int, float)) and bucket_mb > 0):
             raise ValueError(f'bucket_mb is {bucket_mb!r}; expected a positive number of megabytes, or "auto".')
         compression = compressions.resolve(compression)
-        self._claim(World.from_env())
+        self._claim(collective.place())
         comm = collective.get()
         super().__init__(RingExtended(self, comm, bucket_mb, compression, reduce_op))
         if comm.size > 1:
