@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import yaml
 
 
-class _Dumper(yaml.SafeDumper):
+class _Dumper(yaml.SafeDumper):  # type: ignore[misc]  # yaml has no types
     def ignore_aliases(self, data: object) -> bool:
         """Always: `*id001` in place of a value is not for people."""
         return True
@@ -36,4 +36,4 @@ def as_yaml(value: object, comment: str) -> str:
     """`value` as YAML after `comment`, whose lines become YAML's comments."""
     head = "".join(f"# {line}".rstrip() + "\n" for line in comment.strip().split("\n"))
     # Wide: a folded line of JSON is hard to read and to edit.
-    return head + yaml.dump(value, Dumper=_Dumper, sort_keys=False, width=10_000)
+    return head + str(yaml.dump(value, Dumper=_Dumper, sort_keys=False, width=10_000))
