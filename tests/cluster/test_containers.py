@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import faulthandler
 import json
 import os
 import re
@@ -29,6 +30,8 @@ def images(tmp_path_factory):
     base, missing = containers.base()
     if missing:
         pytest.skip(missing)
+    # A first build takes longer than the time after which pytest prints every thread's stack.
+    faulthandler.cancel_dump_traceback_later()
     containers.build(base, tmp_path_factory.mktemp("image"))
     return containers.NAMES
 

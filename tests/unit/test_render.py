@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -55,13 +57,18 @@ class TestComposeFile:
             cluster, task = tf_config.parse(each["environment"]["TF_CONFIG"])
             assert cluster.address(task) == f"{name}:2222"
             assert cluster.workers == ("worker-0:2222", "worker-1:2222")
-            assert each["command"] == list(TRAIN)
 
-    def test_the_first_worker_of_a_ring_ends_the_job(self):
+    @pytest.mark.parametrize("options", [{}, {"ps": 1}, {"ps": 2, "evaluator": True}], ids=str)
+    def test_the_first_task_alone_ends_the_job(self, options):
+        first, *others = services(3, **options).values()
+        assert first["command"] == list(TRAIN)
+        for each in others:
+            assert (each["command"][:2], each["command"][3:]) == (["sh", "-c"], ["sh", *TRAIN])
+            assert each["command"][2].endswith("wait $$! && exec sleep infinity\n")
+
+    def test_a_ring_is_workers_alone(self):
         found = services(3)
         assert list(found) == ["worker-0", "worker-1", "worker-2"]
-        assert found["worker-0"]["command"] == list(TRAIN)
-        assert found["worker-2"]["command"] == ["sh", "-c", '"$$@" && exec sleep infinity', "sh", *TRAIN]
         told = json.loads(found["worker-2"]["environment"]["TF_CONFIG"])
         assert set(told["cluster"]) == {"worker"}
         assert told["task"] == {"type": "worker", "index": 2}
@@ -98,6 +105,7 @@ class TestComposeFile:
     def test_a_dollar_of_the_program_is_no_variable_of_composes(self):
         found = yaml.safe_load(compose.render(Wanted(("python", "train.py", "$HOME"), 2, 1)))
         assert found["services"]["chief"]["command"][-1] == "$$HOME"
+        assert found["services"]["worker-1"]["command"][-1] == "$$HOME"
 
     def test_volumes_are_for_tasks_and_not_for_who_makes_keys(self):
         found = yaml.safe_load(compose.render(Wanted(TRAIN, 2, ssh=True), ("./out:/work/out",)))["services"]
@@ -119,6 +127,33 @@ class TestComposeFile:
 def test_what_cannot_be_is_refused(options, words):
     with pytest.raises(ValueError, match=words):
         Wanted(**{"command": TRAIN, **options})
+
+
+class TestStaying:
+    """The shell around the tasks that are not the first."""
+
+    def start(self, script):
+        return subprocess.Popen(["sh", "-c", compose._STAY, "sh", sys.executable, "-c", script], stdout=subprocess.PIPE)
+
+    def test_a_failure_is_passed_on(self):
+        with self.start("raise SystemExit(7)") as shell:
+            assert shell.wait(60) == 7
+
+    def test_a_signal_reaches_the_program_which_has_time_to_end(self):
+        handle = "import signal, time; signal.signal(signal.SIGTERM, lambda *_: (print('saved'), exit(0)))"
+        with self.start(f"{handle}; print('ready', flush=True); time.sleep(60)") as shell:
+            assert shell.stdout.readline() == b"ready\n"
+            shell.terminate()
+            assert shell.stdout.read() == b"saved\n"
+            shell.wait(60)
+
+    def test_success_is_no_end(self):
+        with self.start("print('done', flush=True)") as shell:
+            assert shell.stdout.readline() == b"done\n"
+            with pytest.raises(subprocess.TimeoutExpired):
+                shell.wait(1)
+            shell.terminate()
+            assert shell.wait(60) != 0
 
 
 class TestCommand:

@@ -8,9 +8,14 @@ from tfdist.render import ssh
 from tfdist.render.text import as_yaml
 from tfdist.render.wanted import Wanted, service
 
-# The exit code that counts is the first task's. Compose stops the job at the first container that ends, and nothing
-# says that the first task is the first to end; so the others stay until they are stopped, unless they fail.
-_STAY = '"$@" && exec sleep infinity'
+# The exit code that counts is the first task's; but Compose stops the job at the first container that ends, and tasks
+# end in any order. A signal is passed on, as a shell would not do by itself.
+_STAY = """\
+# Stay until the job is stopped, unless it fails here.
+"$@" &
+trap "kill $!; wait $!; exit" TERM
+wait $! && exec sleep infinity
+"""
 
 _MADE_WHEN_STARTED = "The keys are made when the job starts, in memory, and are gone when it ends."
 
@@ -46,7 +51,7 @@ def _by_tf_config(wanted: Wanted) -> dict[str, Any]:
     cluster, services = wanted.cluster(), {}
     for task in cluster.tasks():
         command = list(wanted.command)
-        if not wanted.ps and task != cluster.first:
+        if task != cluster.first:
             command = ["sh", "-c", _STAY, "sh", *command]
         each = _service(wanted, command)
         each["environment"] = {"TF_CONFIG": cluster.tf_config(task)}
