@@ -183,6 +183,16 @@ def element_spec(epoch_iterator: Any) -> Any:
     return epoch_iterator._distributed_dataset.element_spec
 
 
+def batches_in(epoch_iterator: Any) -> int | None:
+    """Batches in the data of Keras' epoch iterator, as the data tell it; None where they do not."""
+    return epoch_iterator.data_adapter.num_batches
+
+
+def count_batches(epoch_iterator: Any, batches: int) -> None:
+    """Has Keras' epoch iterator count batches that were taken from its present iterator beside its loop."""
+    epoch_iterator._steps_seen += batches
+
+
 def set_strategy(obj: Any, strategy: Any) -> None:
     """Tells a model or an optimizer which strategy it belongs to, as Keras does at construction."""
     if hasattr(obj, "_distribution_strategy"):

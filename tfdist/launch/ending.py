@@ -8,6 +8,9 @@ In a parameter-server job the chief decides: once it has ended with 0 the run ha
 the rest is given time:
 
     0 ... others may end by themselves ... 10 ... SIGTERM ... 14 ... SIGKILL ... 17
+
+A signal to the command, where programs have asked for patience, to write a checkpoint: they alone
+are told; when the first of them has ended, or their time is over, it goes on as after a failure.
 """
 
 from __future__ import annotations
@@ -47,6 +50,7 @@ class Ending:
         self._failed_at: float | None = None
         self._done_at: float | None = None
         self._stopped_at: float | None = None
+        self._patient_until: float | None = None
 
     @property
     def done(self) -> bool:
@@ -81,6 +85,15 @@ class Ending:
         """Those that have not ended."""
         return tuple(n for n in range(self._count) if n not in self.ended)
 
+    @property
+    def is_patient(self) -> bool:
+        """True once those that asked for patience have been told to end."""
+        return self._patient_until is not None
+
+    def told_patient(self, seconds: float, now: float) -> None:
+        """Those that asked for patience are told to end, and may take `seconds`."""
+        self._patient_until = now + seconds
+
     def stopped(self, now: float) -> None:
         """The processes are told to stop."""
         self._stopped_at = now
@@ -108,6 +121,8 @@ class Ending:
         times = [never]
         if self._deadline is not None:
             times.append((self._deadline, "deadline"))
+        if self._patient_until is not None:
+            times.append((self._patient_until, "patience"))
         if self._failed_at is not None:
             times.append((self._failed_at + NATURAL_END_SECONDS, "failed"))
         if self._done_at is not None:

@@ -13,7 +13,8 @@ class Outcome:
     """How a run ended.
 
     Attributes:
-        code: exit code of the culprit; 128 + signal when interrupted; 0 when all went well.
+        code: exit code of the culprit; 128 + signal when interrupted, unless what had asked for time
+            has ended as it meant to; 0 when all went well.
         failures: one per rank that failed.
         afterwards: failures after the chief of a parameter-server job had ended well.
         lingering: the tasks that had to be ended some time after that.

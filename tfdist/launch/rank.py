@@ -2,8 +2,9 @@
 
 Horovod's launcher starts it once per rank, tasks.py once per task. It connects its output to the
 run's directory, binds cores, runs the program in a child of its own process group and reports how
-that ended. Signals to stop are passed on; what has not ended `STOP_SECONDS` later is killed. Where
-the supervisor disappears, the program is killed too.
+that ended. Signals to stop are passed on; what has not ended `STOP_SECONDS` later is killed, or as
+much later as the program has asked for (tfdist/patience.py). Where the supervisor disappears, the
+program is killed too.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from tfdist.launch.place import Place
 from tfdist.launch.plan import program_argv, rank_cores, rank_env
 from tfdist.launch.processes import die_with_parent, signal_group
 from tfdist.launch.rundir import Failure, RunDir
+from tfdist.patience import VARIABLE, asked
 
 STOP_SECONDS = 4.0  # below the 5 s after which Horovod's launcher kills what it told to stop
 
@@ -51,8 +53,14 @@ class Rank:
         if self.told:
             return
         self.told = True
-        signal_group(self.child.pid, signum)
-        signal.setitimer(signal.ITIMER_REAL, STOP_SECONDS)
+        patience = 0.0
+        if signum != signal.SIGINT:
+            patience = asked(self.run_dir.patience_file(self.place.number))
+        if patience:  # it goes on for a step, and needs what it has started
+            os.kill(self.child.pid, signum)
+        else:
+            signal_group(self.child.pid, signum)
+        signal.setitimer(signal.ITIMER_REAL, max(STOP_SECONDS, patience))
 
     def kill(self, signum: int, frame: FrameType | None) -> None:
         """End the program's group at once (the alarm that `stop` has set)."""
@@ -115,6 +123,7 @@ def main() -> None:
     """Set the stage for one rank's program, run it, and leave with its exit code."""
     parser = argparse.ArgumentParser(prog="python -m tfdist.launch.rank")
     parser.add_argument("--place", type=Place.parse, help="of a task; a rank asks its launcher")
+    parser.add_argument("--local-rank", type=int, help="of a task, where others are on other hosts")
     parser.add_argument("--cores-per-rank", type=int, default=None)
     parser.add_argument("--restarts", type=int, default=0, help="of a killed worker or ps")
     parser.add_argument("run_dir")
@@ -124,7 +133,9 @@ def main() -> None:
     die_with_parent()
     run_dir = RunDir(options.run_dir)
     if options.place is not None:
-        place, local_rank = options.place, options.place.number  # all tasks are on this host
+        place = options.place
+        # Without the option all tasks are on this host.
+        local_rank = place.number if options.local_rank is None else options.local_rank
     else:
         world = World.from_env()
         place, local_rank = Place(world.rank), world.local_rank
@@ -133,12 +144,14 @@ def main() -> None:
         mine = sorted(os.sched_getaffinity(0))
         os.sched_setaffinity(0, rank_cores(mine, local_rank, options.cores_per_rank))
     env = rank_env(os.environ, place.number, options.cores_per_rank)
+    env[VARIABLE] = str(run_dir.patience_file(place.number))
     argv = program_argv(sys.executable, place, options.program)
     restarts = options.restarts if place.task.startswith(("worker/", "ps/")) else 0
     rank = Rank(place, run_dir, argv, env, restarts)
     signal.signal(signal.SIGALRM, rank.kill)
     signal.signal(signal.SIGTERM, rank.stop)
     signal.signal(signal.SIGINT, rank.stop)
+    signal.signal(signal.SIGUSR1, rank.stop)
     threading.Thread(target=rank.kill_when_alone, daemon=True).start()
     run_dir.report("start", place.number, pid=os.getpid(), host=socket.gethostname())
     sys.exit(rank.wait())

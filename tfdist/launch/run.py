@@ -8,11 +8,14 @@ import signal
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 from types import FrameType
 
 import tfdist.cluster
-from tfdist.launch import verdict
+from tfdist.launch import links, verdict
 from tfdist.launch.ending import GRACE_SECONDS
+from tfdist.launch.hosts_plan import HostsJob, plan_hosts
+from tfdist.launch.logs import LogFiles
 from tfdist.launch.outcome import Outcome
 from tfdist.launch.place import CHIEF
 from tfdist.launch.plan import (
@@ -26,11 +29,12 @@ from tfdist.launch.plan import (
 )
 from tfdist.launch.rundir import RunDir
 from tfdist.launch.spawn import show
+from tfdist.launch.ssh import remote_shell
 from tfdist.launch.supervise import Supervisor
 from tfdist.launch.task_plan import TaskJob, plan_tasks, task_process
 from tfdist.launch.terminal import terminal_for
 
-STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
 
 
 def available_cores() -> list[int]:
@@ -40,16 +44,23 @@ def available_cores() -> list[int]:
     return list(range(os.cpu_count() or 1))
 
 
-def process_of(job: Job | TaskJob, run_dir: str) -> Process:
+AnyJob = Job | TaskJob | HostsJob
+
+
+def process_of(job: AnyJob, run_dir: str) -> Process:
     """The one process to start for the job."""
     root = find_package_root(tfdist.cluster.__file__)
+    if isinstance(job, HostsJob):
+        return plan_hosts(job, run_dir, sys.executable, os.environ, root)
     if isinstance(job, TaskJob):
         return plan_tasks(job, run_dir, sys.executable, os.environ, root)
     return plan(job, run_dir, sys.executable, os.environ, root)
 
 
-def dry_run(job: Job | TaskJob) -> str:
+def dry_run(job: AnyJob) -> str:
     """What would be started: the command, and what changes for the program of each rank or task."""
+    if isinstance(job, HostsJob):
+        return dry_run_hosts(job)
     lines = [process_of(job, "RUN_DIR").shell()]
     for place in job.places:
         env: Mapping[str, str] = os.environ
@@ -68,22 +79,50 @@ def dry_run(job: Job | TaskJob) -> str:
     return "\n".join(lines)
 
 
-def run(job: Job | TaskJob) -> int:
+def dry_run_hosts(job: HostsJob) -> str:
+    """What would be started on several hosts: who is where, and the command for each host."""
+    lines = []
+    for index, host in enumerate(job.used):
+        who = ", ".join(job.places[seat.number].who for seat in job.seats if seat.host == index)
+        agent = shlex.join([links.python(), *links.AGENT])
+        command = agent
+        if not links.is_here(host):
+            line = remote_shell(os.getcwd(), links.python(), links.AGENT, pythonpath(job))
+            command = shlex.join([*job.ssh.command(host), line])
+        lines.append(f"{host.name}: {who}: {command}")
+    program = " ".join([job.program.target, *job.program.args])
+    lines.append(f"each runs {program}; addresses and ports are chosen when all hosts have answered")
+    return "\n".join(lines)
+
+
+def pythonpath(job: HostsJob) -> str:
+    """PYTHONPATH of the processes that are started."""
+    return process_of(job, "RUN_DIR").environment(os.environ).get("PYTHONPATH", "")
+
+
+def run(job: AnyJob, log_dir: str | None = None) -> int:
     """Run the job, show its output and the first failure; the exit code for the command.
 
     That is the code of the first rank or task to fail, 128 + n where signal n ended it, or where
-    signal n ended this command. A job of tasks has gone well where its chief has, or worker 0
-    without one.
+    signal n ended this command; 75 where they have left with a checkpoint. A job of tasks has gone
+    well where its chief has, or worker 0 without one.
+
+    Raises:
+        OSError: `log_dir`, where each process' output is to be written besides, cannot be made.
     """
-    if warning := core_warning(job.places, job.cores_per_rank, len(available_cores())):
+    several = isinstance(job, HostsJob)
+    warning = core_warning(job.places, job.cores_per_rank, len(available_cores()))
+    if warning and not several:
         say(warning)
-    of_tasks = isinstance(job, TaskJob)
+    names = [place.task for place in job.places]
+    of_tasks = any(names)
+    logs = None if log_dir is None else LogFiles(Path(log_dir), job.places)
     run_dir = RunDir.create(len(job.places))
-    terminal = terminal_for(run_dir)
+    terminal = None if several else terminal_for(run_dir)
     try:
         process = process_of(job, str(run_dir.path))
         supervisor = Supervisor(
-            run_dir, job.places, show, terminal=terminal, chief_decides=of_tasks
+            run_dir, job.places, show, terminal=terminal, chief_decides=of_tasks, logs=logs
         )
         with signals_passed_to(supervisor):
             outcome = supervisor.run(process, os.environ)
@@ -91,10 +130,22 @@ def run(job: Job | TaskJob) -> int:
         run_dir.remove()
         if terminal is not None:
             terminal.close()
-    without_chief = isinstance(job, TaskJob) and job.cluster.chief is None
-    first = job.places[CHIEF].who if without_chief else "the chief"
-    explain(outcome, "the launcher of the tasks" if of_tasks else "Horovod's launcher", first)
+        if logs is not None:
+            logs.close()
+    first = job.places[CHIEF].who if "chief/0" not in names else "the chief"
+    launcher = "the launcher of the tasks" if of_tasks else "Horovod's launcher"
+    explain(outcome, "the start over several hosts" if several else launcher, first)
+    if logs is not None:
+        tell_of_logs(logs, outcome)
     return outcome.code
+
+
+def tell_of_logs(logs: LogFiles, outcome: Outcome) -> None:
+    """Say where the first failure's output is, or that it could not all be written."""
+    if logs.problem:
+        say(f"not all output was written: {logs.problem}.")
+    elif outcome.code and outcome.culprit is not None:
+        say(f"its whole output is in {logs.paths[outcome.culprit.rank, 'err']} and .out beside it.")
 
 
 @contextmanager
@@ -127,11 +178,14 @@ def explain(outcome: Outcome, launcher: str, chief: str) -> None:
         say(f"{late} had not ended {GRACE_SECONDS:g} s after {chief}, and was ended.")
     if outcome.leaked:
         say("these processes outlived the program and were ended:", *outcome.leaked)
+    first = outcome.culprit
+    if first is not None and first.code == outcome.code == os.EX_TEMPFAIL:
+        say(f"left with exit code {outcome.code}: start the job again to go on; no process is left.")
+        return
     if outcome.interrupted:
         name = verdict.signal_name(outcome.interrupted)
         say(f"ended by {name}; no process is left.")
         return
-    first = outcome.culprit
     if outcome.code and (first is None or first.told):
         # No rank failed by itself: the launcher could not start them, or was ended from outside.
         say(f"{launcher} failed.", *outcome.launcher.strip().splitlines())

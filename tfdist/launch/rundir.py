@@ -4,6 +4,7 @@
     alive        named pipe that the supervisor holds open: end-of-file means that it is gone
     out-0 err-0  where rank 0 writes: a named pipe, or a link to a pseudo-terminal
     failure-0    JSON: the exception that ended rank 0's program, with its traceback
+    patience-0   while it is there: seconds that rank 0's program may take to end (tfdist/patience.py)
 
 In a parameter-server job the tasks take the place of the ranks, by their numbers (place.py).
 
@@ -18,6 +19,7 @@ import os
 import shutil
 import tempfile
 import time
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -67,11 +69,16 @@ class RunDir:
 
     @classmethod
     def create(cls, ranks: int) -> RunDir:
-        """Make the directory with its named pipes; `remove` it when the run is over."""
+        """Make the directory with the named pipes of `ranks` processes; `remove` it when the run is over."""
+        return cls.create_for(range(ranks))
+
+    @classmethod
+    def create_for(cls, numbers: Iterable[int]) -> RunDir:
+        """`create` for the processes with these numbers."""
         run_dir = cls(tempfile.mkdtemp(prefix="tfdist-run-"))
         for pipe in (run_dir.events, run_dir.alive):
             os.mkfifo(pipe, 0o600)
-        for rank in range(ranks):
+        for rank in numbers:
             os.mkfifo(run_dir.stream(rank, "out"), 0o600)
             os.mkfifo(run_dir.stream(rank, "err"), 0o600)
         return run_dir
@@ -79,6 +86,10 @@ class RunDir:
     def stream(self, rank: int, name: str) -> Path:
         """Where `rank` writes its output; `name` is "out" or "err"."""
         return self.path / f"{name}-{rank}"
+
+    def patience_file(self, rank: int) -> Path:
+        """Where the program of `rank` asks for time to end in."""
+        return self.path / f"patience-{rank}"
 
     def wait_alone(self) -> None:
         """Return when the supervisor is gone: it holds `alive` open, and nobody writes there."""

@@ -7,6 +7,7 @@ Whatever still carries the run's mark at the end is killed.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import os
@@ -19,12 +20,14 @@ from collections.abc import Callable, Mapping, Sequence
 
 from tfdist.launch import processes, verdict
 from tfdist.launch.ending import Ending
+from tfdist.launch.logs import LogFiles
 from tfdist.launch.outcome import Outcome
 from tfdist.launch.output import TAIL_LINES, Lines, Merger
 from tfdist.launch.place import Place
 from tfdist.launch.plan import Process
 from tfdist.launch.rundir import MARK, Failure, RunDir
 from tfdist.launch.terminal import Terminal
+from tfdist.patience import asked
 
 LEAK_SECONDS = 2.0  # what helper processes (resource trackers) need to notice that they are alone
 
@@ -41,6 +44,7 @@ class Supervisor:
         deadline: seconds after which all ranks are ended, None for never.
         terminal: takes the place of some of rank 0's pipes.
         chief_decides: once the chief has ended well the run has, and the rest ends with it.
+        logs: where the output of each rank is written besides.
     """
 
     def __init__(
@@ -51,16 +55,21 @@ class Supervisor:
         deadline: float | None = None,
         terminal: Terminal | None = None,
         chief_decides: bool = False,
+        logs: LogFiles | None = None,
     ):
         self.run_dir = run_dir
         self.places = places
         self._terminal = terminal
         self._sink = sink
+        self._logs = logs
         ends_at = None if deadline is None else time.monotonic() + deadline
         self._ending = Ending(len(places), ends_at, chief_decides)
         self._merger = Merger([place.label for place in places])
         self._runners: dict[int, tuple[int, str]] = {}  # rank -> pid and host, while it is there
+        self._away: set[int] = set()  # ranks that the launcher watches, on other hosts or as if they were
+        self._leaked: list[str] = []  # there
         self._interrupts: list[int] = []
+        self._is_to_leave = False
         self._wake_read, self._wake_write = os.pipe()
         os.set_blocking(self._wake_write, False)
 
@@ -68,6 +77,11 @@ class Supervisor:
         """Ask for the end of the run; a second call kills what has not ended."""
         self._interrupts.append(signum)
         self._wake(b"i")
+
+    def ask_to_leave(self) -> None:
+        """Have the ranks write a checkpoint, where they can, and end: as by SIGTERM, but nobody has interrupted."""
+        self._is_to_leave = True
+        self._wake(b"l")
 
     def run(self, process: Process, inherited: Mapping[str, str]) -> Outcome:
         """Start `process`, watch it and the ranks below it until all have ended."""
@@ -158,9 +172,12 @@ class Supervisor:
         self._show(self._merger.tick(now))
         if self._interrupts:
             signum = self._interrupts[0]
-            if len(self._interrupts) > 1:
+            if len([n for n in self._interrupts if n != signal.SIGUSR1]) > 1:
                 self._kill(child)
-            self._stop(child, signum)
+            if not (self._ending.is_patient or self._tell_patient(child, signum)):
+                self._stop(child, signum)
+        elif self._is_to_leave and not (self._ending.is_patient or self._tell_patient(child, signal.SIGTERM)):
+            self._stop(child, signal.SIGTERM)
         due = self._ending.due(now)
         if due == "stop":
             self._stop(child, signal.SIGTERM)
@@ -181,6 +198,12 @@ class Supervisor:
             rank = event["rank"]
             if event["event"] == "start":
                 self._runners[rank] = (event["pid"], event["host"])
+                if event.get("away"):
+                    self._away.add(rank)
+            elif event["event"] == "note":
+                self._sink("err", f"tfdist: {event['text']}\n")
+            elif event["event"] == "leaked":
+                self._leaked += event["names"]
             elif event["event"] == "end":
                 self._ending.hear_ended(rank, event["code"], time.monotonic())
                 self._runners.pop(rank, None)
@@ -189,7 +212,12 @@ class Supervisor:
                 self._ending.hear_failed(rank, peers_lost, time.monotonic())
 
     def _printer(self, rank: int, name: str) -> Callable[[bytes], None]:
-        return lambda data: self._show(self._merger.feed(rank, name, data, time.monotonic()))
+        def take(data: bytes) -> None:
+            if self._logs is not None:
+                self._logs.write(rank, name, data)
+            self._show(self._merger.feed(rank, name, data, time.monotonic()))
+
+        return take
 
     def _show(self, texts: list[tuple[str, str]]) -> None:
         for stream, text in texts:
@@ -203,16 +231,37 @@ class Supervisor:
         except OSError:
             return
 
+    def _tell_patient(self, child: subprocess.Popen[bytes], signum: int) -> bool:
+        """Tell those whose programs have asked for time to write a checkpoint; False for none."""
+        if signum not in (signal.SIGTERM, signal.SIGUSR1) or self._ending.is_stopped:
+            return False
+        times = {rank: asked(self.run_dir.patience_file(rank)) for rank in self._runners}
+        if not any(times.values()):
+            return False
+        self._ending.told_patient(max(times.values()), time.monotonic())
+        for rank, (pid, _) in list(self._runners.items()):
+            if times[rank] and rank not in self._away:
+                self._signal(pid, signum)
+        if self._away and child.poll() is None:
+            child.send_signal(signum)  # spread.py passes it on
+        return True
+
+    @staticmethod
+    def _signal(pid: int, signum: int) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signum)
+
     def _stop(self, child: subprocess.Popen[bytes], signum: int) -> None:
         """Tell all ranks to stop, once. Those not started yet are stopped with the launcher."""
         if self._ending.is_stopped:
             return
         self._ending.stopped(time.monotonic())
-        for pid, _ in list(self._runners.values()):
-            try:
-                os.kill(pid, signum)
-            except ProcessLookupError:
-                continue
+        for rank, (pid, _) in list(self._runners.items()):
+            if rank not in self._away:
+                self._signal(pid, signum)
+        if self._away and child.poll() is None:
+            child.send_signal(signum)  # spread.py passes it on
+            return
         heard_of = len(self._runners) + len(self._ending.ended)
         if heard_of < len(self.places) and child.poll() is None:
             processes.signal_group(child.pid, signal.SIGTERM)
@@ -231,11 +280,14 @@ class Supervisor:
         left = processes.wait_gone(MARK, mark, LEAK_SECONDS)
         names = processes.describe(left)
         processes.kill(left)
-        return names
+        return (*names, *self._leaked)
 
     def _silent(self, rank: int) -> Failure:
         """The failure of a rank whose watching process could not report: SIGKILL leaves no time."""
         pid, host = self._runners[rank]
+        if rank in self._away:
+            why = "the process that held the connection to its host ended"
+            return Failure(rank, host, pid, 1, time.time(), ("HostLost",), why, task=self.places[rank].task)
         return Failure(
             rank=rank,
             host=host,
@@ -247,6 +299,11 @@ class Supervisor:
             task=self.places[rank].task,
         )
 
+    def _left_in_order(self, first: Failure | None, status: int) -> bool:
+        """True where the patient have ended as they meant to: with a checkpoint, or with all done."""
+        code = status if first is None else first.code
+        return self._ending.is_patient and code in (0, os.EX_TEMPFAIL)
+
     def _outcome(self, status: int, launcher: str, leaked: tuple[str, ...]) -> Outcome:
         found = [self.run_dir.read_failure(rank) for rank in range(len(self.places))]
         found += [self._silent(rank) for rank in self._runners if found[rank] is None]
@@ -257,7 +314,7 @@ class Supervisor:
         first = verdict.culprit(failures)
         late = self._ending.overdue
         interrupted = self._interrupts[0] if self._interrupts else 0
-        if interrupted:
+        if interrupted and not self._left_in_order(first, status):
             code = 128 + interrupted
         elif first is not None:
             code = first.code

@@ -17,7 +17,7 @@ from tfdist import private
 from tfdist.data import arrays, pipelines
 from tfdist.data.share import cut_rows, rows
 from tfdist.data.shares import bounds, check_batch, describe
-from tfdist.trainers import handshake
+from tfdist.trainers import handshake, keeping
 from tfdist.trainers.switchboard import Switchboard
 
 
@@ -83,10 +83,13 @@ def fit_arguments(model: Any, board: Switchboard, call: dict[str, Any]) -> dict[
         "steps_per_execution": model.steps_per_execution,
         "run_eagerly": bool(model.run_eagerly),
         "_seed": private.global_seed(),
+        **keeping.facts(model),
     }
     if not private.is_arrays(*validation) or validation[0] is None:
         facts["validation_data"] = "none" if validation[0] is None else "a dataset"
-    seed = handshake.compare(board.comm, f"fit of {board.model_name!r}", facts)["_seed"]
+    of_root = handshake.compare(board.comm, f"fit of {board.model_name!r}", facts)
+    seed = of_root["_seed"]
+    keeping.learn(model, of_root)
     validation_batch = call["validation_batch_size"] or call["batch_size"]
     if private.is_arrays(call["x"], call["y"], call["sample_weight"]):
         with handshake.seed_of_root(seed):

@@ -34,7 +34,7 @@ class Globally:
         self._mine = [v.numpy() for v in self._variables]
         with watch.waiting(f"the metrics of {self._board.model_name!r}"):
             for way in ("sum", "mean", "root"):
-                chosen = [i for i, v in enumerate(self._variables) if _way(v) == way]
+                chosen = [i for i, v in enumerate(self._variables) if way_of(v) == way]
                 if not chosen:
                     continue
                 flat = np.concatenate([self._mine[i].astype(np.float64).reshape(-1) for i in chosen])
@@ -54,7 +54,8 @@ class Globally:
             variable.assign(value)
 
 
-def _way(variable: Any) -> str:
+def way_of(variable: Any) -> str:
+    """How a metric's variables on all ranks become one: their "sum", their "mean", or that of the "root", rank 0."""
     aggregation = getattr(variable, "aggregation", "sum")
     return {"sum": "sum", "mean": "mean"}.get(aggregation, "root")
 

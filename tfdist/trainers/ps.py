@@ -13,7 +13,7 @@ import tensorflow as tf
 
 from tfdist import private
 from tfdist.ps import slots
-from tfdist.trainers import feeding, ps_embedding, ps_losses
+from tfdist.trainers import feeding, keeping, ps_embedding, ps_losses
 from tfdist.trainers.arguments import arguments, refuse_jit
 from tfdist.trainers.models import given, mix
 from tfdist.trainers.ps_optimizer import PSOptimizer
@@ -42,7 +42,7 @@ class PSTrainer:
             )
         session = self.__dict__["_tfdist"]
         reading = session.strategy.reading(call.get("x"), call.get("validation_data"))
-        with session.strategy.chief.one_fit(self.name), reading:
+        with session.strategy.chief.one_fit(self.name), reading, keeping.kept(self, call):
             try:
                 return super().fit(**call)
             finally:
@@ -90,6 +90,7 @@ class PSTrainer:
 
     def _maybe_symbolic_build(self, iterator: Any = None, data_batch: Any = None) -> None:
         """Builds from the pipeline's type: a batch read for it would be lost to a generator."""
+        keeping.saw_data(self, iterator)
         if iterator is not None:
             data_batch = tf.nest.map_structure(feeding.symbol, private.element_spec(iterator))
         self._symbolic_build(data_batch=data_batch)

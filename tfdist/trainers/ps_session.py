@@ -34,13 +34,12 @@ class Session:
       evaluating: within `evaluate`, perhaps of a callback in the middle of an epoch.
       dropped: gradients that came too late to count, in the latest `fit`.
       repeated: updates that a worker made and did not live to tell of, in the latest `fit`; they counted once.
-      skip: batches to read and leave, which a run before this one has trained on.
     """
 
     def __init__(self, strategy: Any, name: str) -> None:
         self.strategy, self.name = strategy, name
         self.training = self.evaluating = False
-        self.dropped = self.repeated = self.skip = 0
+        self.dropped = self.repeated = 0
         self._late: collections.Counter[int] = collections.Counter()  # see `report`
         self._marks: list[tuple[float, int, int]] = []  # (time, updates, samples) as calls end
         self._rows = 0
@@ -111,9 +110,6 @@ class Session:
                     if not done:
                         raise
                     break
-                if self.skip:
-                    self.skip -= 1
-                    continue
                 self.take(model, tf.nest.map_structure(plain, batch), iterator.element_spec)
             return self.logs(model)
 

@@ -15,7 +15,8 @@ import tensorflow as tf
 from tfdist import private
 from tfdist.comm import watch
 from tfdist.data.share import Share
-from tfdist.trainers import feeding, files, gathering, losses, optimizer, probe, weights
+from tfdist.trainers import feeding, files, gathering, keeping, losses, optimizer, probe, weights
+from tfdist.trainers.accord import STOP
 from tfdist.trainers.arguments import arguments, refuse_jit
 from tfdist.trainers.logs import Globally, agree, metric_variables
 from tfdist.trainers.step import Step, begin, entered
@@ -78,9 +79,13 @@ class RingTrainer:
         board = of(self)
         adopt(self)
         call = arguments(super().fit, args, kwargs)
+        with keeping.kept(self, call):
+            return self._tfdist_fit(super().fit, board, call)
+
+    def _tfdist_fit(self, method, board, call):
         if board.comm.size == 1:
             board.global_batch, board.rows = feeding.batch_of(call), feeding.first_rows(call)
-            return super().fit(**call)
+            return method(**call)
         board.told.clear()
         board.strategy.extended.dataset_batch = None
         board.unprobed = not board.probed
@@ -90,7 +95,7 @@ class RingTrainer:
             call["verbose"] = 0
         call["callbacks"] = tended(board, call["callbacks"], Tending(self, board))
         with board.strategy.extended.feeding("share", quiet=call["verbose"] == 0):
-            return super().fit(**call)
+            return method(**call)
 
     def evaluate(self, *args: Any, **kwargs: Any):
         board = of(self)
@@ -148,6 +153,7 @@ class RingTrainer:
 
     def _maybe_symbolic_build(self, iterator=None, data_batch=None):
         """Builds from the pipeline's element spec: reading a batch for it would lose one of a generator."""
+        keeping.saw_data(self, iterator)
         if iterator is not None:
             spec = private.element_spec(iterator)
             spec = spec.data if isinstance(spec, Share) else spec
@@ -183,11 +189,15 @@ class RingTrainer:
 
     @property
     def stop_training(self):
-        return of(self).stop_agreed()
+        return of(self).accord.agreed(STOP)
 
     @stop_training.setter
     def stop_training(self, value):
-        of(self).want_stop(bool(value))
+        accord = of(self).accord
+        if value:
+            accord.want(STOP)
+        else:
+            accord.drop(STOP)
 
     # -- files ---------------------------------------------------------------------------------------------
 

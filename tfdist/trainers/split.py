@@ -23,7 +23,7 @@ from tfdist.split.parts import Part, expanded, is_whole
 from tfdist.split.pipeline import Pipeline
 from tfdist.split.planning import Wishes, plan
 from tfdist.split.stages import Stage, forward
-from tfdist.trainers import split_losses, split_parts, split_slots
+from tfdist.trainers import keeping, split_losses, split_parts, split_slots
 from tfdist.trainers.arguments import arguments, refuse_jit
 from tfdist.trainers.models import given, mix
 from tfdist.trainers.pace import Pace
@@ -121,6 +121,10 @@ class SplitTrainer:
             self.optimizer.apply_gradients([(done.gradients.get(id(v)), v) for v in variables])
         return self.compute_metrics(x, y, done.outputs, sample_weight=sample_weight)
 
+    def _maybe_symbolic_build(self, iterator: Any = None, data_batch: Any = None) -> None:
+        keeping.saw_data(self, iterator)
+        super()._maybe_symbolic_build(iterator=iterator, data_batch=data_batch)
+
     def make_train_function(self, force: bool = False) -> Any:
         before, pace = self.train_function, self._tfdist_split.pace
         super().make_train_function(force)
@@ -143,7 +147,7 @@ class TaskTrainer(SplitTrainer):
     @functools.wraps(keras.Model.fit)
     def fit(self, *args: Any, **kwargs: Any) -> Any:
         call = arguments(super().fit, args, kwargs)
-        with self._tfdist_watching("fit", call["x"], call["validation_data"]):
+        with self._tfdist_watching("fit", call["x"], call["validation_data"]), keeping.kept(self, call):
             return super().fit(**call)
 
     @functools.wraps(keras.Model.evaluate)

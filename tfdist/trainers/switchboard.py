@@ -14,6 +14,7 @@ from tfdist.comm.clock import Clock
 from tfdist.comm.collective import Collective
 from tfdist.comm.link import choose_bucket_bytes, measure
 from tfdist.comm.reducer import NOWHERE, GradientReducer, Place
+from tfdist.trainers.accord import COUNT, Accord, RankAccord
 from tfdist.trainers.step import Step
 
 DIFFERENT_BATCHES = "tfdist: the ranks cut their shares from different global batches"
@@ -32,8 +33,7 @@ class Switchboard:
 
     Attributes:
         key: prefix of the names of all its collectives.
-        wish: whether this rank wants training to stop; travels with the next reduction.
-        agreed: whether some rank wanted it: the answer, the same on every rank.
+        wishes: what this rank wants of all, such as to stop training; travels with the next reduction.
         global_batch: samples per update of the running `fit`, None while unknown.
         rows: samples in the first batch of the arrays that the running call got, None for datasets.
     """
@@ -51,15 +51,12 @@ class Switchboard:
         self.synchronized_norm = False
         self.moving_statistics: list[Any] = []
         self.training = False
-        self.wanted = False
         self.told: set[str] = set()
         self.synchronized = False
         self.clocked = False
         self.probed = False
         self.unprobed = False
-        with tf.init_scope():
-            self.wish = tf.Variable(0.0, trainable=False, name="tfdist_wish")
-            self.agreed = tf.Variable(0.0, trainable=False, name="tfdist_agreed")
+        self.accord = RankAccord(self.comm, key) if self.comm.size > 1 else Accord()
 
     # -- traffic -------------------------------------------------------------------------------------------
 
@@ -122,18 +119,18 @@ class Switchboard:
 
     def facts(self, step: Step) -> tf.Tensor:
         """What rides with the first reduction of a step, float32 vector summed over ranks."""
-        wish = tf.reshape(self.wish, [1])
+        wishes = self.accord.mine.value()
         if step.label is None:
-            return wish
-        return tf.concat([wish, [step.label, step.label * step.label]], 0)
+            return wishes
+        return tf.concat([wishes, [step.label, step.label * step.label]], 0)
 
     def learn(self, total: tf.Tensor, step: Step) -> None:
         """Takes in the summed facts."""
-        self.agreed.assign(tf.cast(total[0] > 0.5, tf.float32))
+        self.accord.learn(total[:COUNT])
         if step.label is None:
             return
         size = float(self.comm.size)
-        spread = size * total[2] - total[1] * total[1]  # n sum x^2 - (sum x)^2: zero when all are equal
+        spread = size * total[COUNT + 1] - total[COUNT] * total[COUNT]  # n sum x^2 - (sum x)^2: zero when all are equal
         tf.debugging.Assert(spread < 1e-6 * size * size, [DIFFERENT_BATCHES])
 
     def check_late_weight(self, step: Step) -> None:
@@ -152,24 +149,6 @@ class Switchboard:
             "tape), or use batches that the number of ranks divides."
         )
         tf.debugging.Assert(even, [message])
-
-    # -- stopping ------------------------------------------------------------------------------------------
-
-    def want_stop(self, value: bool) -> None:
-        self.wanted = value
-        self.wish.assign(float(value))
-        if not value:
-            self.agreed.assign(0.0)
-
-    def stop_agreed(self) -> bool:
-        if self.comm.size == 1:  # Keras asks at every step: spare the look into a tensor
-            return self.wanted
-        return bool(self.agreed.numpy() > 0)
-
-    def agree_on_stop(self) -> None:
-        """Asks every rank, between epochs."""
-        if self.comm.size > 1:
-            self.agreed.assign(self.comm.all_reduce(self.wish.value(), f"{self.key}/stop", "max"))
 
     # -- the model -----------------------------------------------------------------------------------------
 

@@ -38,7 +38,7 @@ class Tending(keras.callbacks.Callback):
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         with watch.waiting(f"the end of epoch {epoch + 1} of {self._board.model_name!r}"):
-            self._board.agree_on_stop()
+            self._board.accord.settle()
             if weights.synchronize(self._tended, self._board):
                 self._board.tell(
                     f"the ranks' weights or learning rates differed at the end of epoch {epoch + 1}; rank 0's were "

@@ -84,7 +84,7 @@ def synchronize(model: keras.Model, board: Switchboard) -> bool:
         marks = comm.all_gather(tf.constant([mark], tf.int64), f"{board.key}/marks").numpy()
         differed = bool((marks != marks[0]).any())
         if differed:
-            _broadcast(comm, [v for _, v in plain], f"{board.key}/weights")
+            broadcast(comm, [v for _, v in plain], f"{board.key}/weights")
         _spread_seeds(comm, seeds, f"{board.key}/seeds")
     return differed
 
@@ -96,7 +96,7 @@ def synchronize_once(model: keras.Model, board: Switchboard) -> None:
         board.synchronized = True
 
 
-def _broadcast(comm: Collective, variables: list[Any], name: str) -> None:
+def broadcast(comm: Collective, variables: list[Any], name: str) -> None:
     """Rank 0's values to all, one tensor for each element type."""
     by_type: dict[str, list[Any]] = {}
     for variable in variables:

@@ -1,0 +1,34 @@
+"""How a program asks the launcher that started it for time: to write a checkpoint before it ends.
+
+The launcher names a file in `VARIABLE`; as long as that is there, it holds the seconds that the program may take after
+it was told to stop. Without a launcher nothing happens.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+VARIABLE = "TFDIST_PATIENCE"
+
+
+def ask(seconds: float) -> None:
+    """From now on."""
+    if path := os.environ.get(VARIABLE):
+        draft = Path(f"{path}.tmp")
+        draft.write_text(str(seconds))
+        draft.replace(path)
+
+
+def ask_no_longer() -> None:
+    """The program may be ended as any other."""
+    if path := os.environ.get(VARIABLE):
+        Path(path).unlink(missing_ok=True)
+
+
+def asked(path: Path) -> float:
+    """Seconds that the program of a file asks for, 0 for none."""
+    try:
+        return float(path.read_text())
+    except FileNotFoundError:
+        return 0.0
