@@ -46,7 +46,7 @@ strategy = tfdist.RingAllReduceStrategy()
 with strategy.scope():
     model = strategy.distribute(build_model())
     model.compile(
-        keras.optimizers.Adam(2e-3),
+        keras.optimizers.Adam(keras.optimizers.schedules.CosineDecay(2e-3, 12 * 23)),  # 12 epochs of 23 batches
         keras.losses.SparseCategoricalCrossentropy(from_logits=True),
         metrics=["accuracy"],
     )

@@ -45,7 +45,7 @@ strategy = tfdist.HybridStrategy(model_parallel=2)
 with strategy.scope():
     model = strategy.distribute(build_model())
     model.compile(
-        keras.optimizers.Adam(2e-3),
+        keras.optimizers.Adam(keras.optimizers.schedules.CosineDecay(2e-3, 12 * 23)),  # 12 epochs of 23 batches
         keras.losses.SparseCategoricalCrossentropy(from_logits=True),
         metrics=["accuracy"],
     )

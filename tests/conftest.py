@@ -43,7 +43,7 @@ def _started(before: set[int], orphans: bool) -> list[psutil.Process]:
 def no_process_left(request: pytest.FixtureRequest) -> Iterator[None]:
     """Fail a test that leaves processes behind, and end them."""
     # Reading every process's environment takes milliseconds: only where processes are started.
-    orphans = "multiprocess" in request.path.parts
+    orphans = bool({"multiprocess", "cluster"} & set(request.path.parts))
     before = {process.pid for process in _started(set(), orphans)}
     yield
     left = [p for p in _started(before, orphans) if not _expected(p)]

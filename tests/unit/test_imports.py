@@ -18,11 +18,13 @@ PURE = [
     "tfdist.cli.doctor",
     "tfdist.cli.main",
     "tfdist.cli.plan",
+    "tfdist.cli.render",
     "tfdist.cli.run",
     "tfdist.cluster",
     "tfdist.comm.buckets",
     "tfdist.doctor.findings",
     "tfdist.doctor.probe",
+    "tfdist.launch.health",
     "tfdist.launch.plan",
     "tfdist.meeting",
     "tfdist.planner.partition",
@@ -101,7 +103,7 @@ def test_help_names_every_verb():
         timeout=60,
     )
     assert done.returncode == 0, done.stderr
-    for verb in ("run", "build-horovod", "doctor", "plan"):
+    for verb in ("run", "build-horovod", "doctor", "plan", "render"):
         assert f"\n  {verb} " in done.stdout
 
 
@@ -114,7 +116,7 @@ def test_unknown_verb_is_answered_with_the_known_ones():
         timeout=60,
     )
     assert done.returncode == 2
-    assert "There is no verb 'biuld-horovod'. Known: build-horovod, doctor, plan, run" in done.stderr
+    assert "There is no verb 'biuld-horovod'. Known: build-horovod, doctor, plan, render, run" in done.stderr
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: str(file.relative_to(ROOT)))

@@ -22,7 +22,8 @@ class Verbs(click.Group):
     def list_commands(self, ctx: click.Context) -> list[str]:
         """The verbs, sorted."""
         names = (module.name for module in pkgutil.iter_modules(tfdist.cli.__path__))
-        return sorted(name.replace("_", "-") for name in names if name != "main")
+        # A file with a leading underscore holds options that verbs share.
+        return sorted(name.replace("_", "-") for name in names if name != "main" and name[0] != "_")
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """The verb's command, None if there is no such verb."""

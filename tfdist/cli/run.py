@@ -7,9 +7,14 @@ from pathlib import Path
 
 import click
 
+from tfdist.cli._elastic import Elastic, check_elastic, elastic_options, run_elastic
+from tfdist.cli._over_hosts import OverHosts, hosts_options
+from tfdist.launch.hosts import seats
+from tfdist.launch.hosts_plan import task_names
 from tfdist.launch.installed import controller_problem
 from tfdist.launch.plan import CONTROLLERS, Job, Program
 from tfdist.launch.ports import cluster_on_free_ports
+from tfdist.launch.run import AnyJob
 from tfdist.launch.run import dry_run as describe
 from tfdist.launch.run import run as run_job
 from tfdist.launch.task_plan import NO_RESTARTS, TaskJob
@@ -53,6 +58,13 @@ RESTARTS = 3
     help="Bind each process (rank or task) to cores of its own, and set its thread counts. With "
     "--workers it counts for every task alike.",
 )
+@hosts_options
+@elastic_options
+@click.option(
+    "--log-dir",
+    type=click.Path(file_okay=False),
+    help="Write the output of each rank or task to files of its own there, besides showing it.",
+)
 @click.option("-m", "--module", is_flag=True, help="PROGRAM is a module, as in `python -m`.")
 @click.option("--dry-run", is_flag=True, help="Print the command and environment, start nothing.")
 @click.argument("program")
@@ -67,10 +79,13 @@ def run(
     cores_per_rank: int | None,
     module: bool,
     dry_run: bool,
+    log_dir: str | None,
     program: str,
     args: tuple[str, ...],
+    over: OverHosts | None,
+    elastic: Elastic | None,
 ) -> None:
-    """Run PROGRAM with its ARGS in several processes of this machine.
+    """Run PROGRAM with its ARGS in several processes, of this machine or of several hosts.
 
     With -np these are the ranks of a ring. With --workers they are the tasks of a parameter-server
     job: a chief, --ps parameter servers, the workers and, with --evaluator, an evaluator, each with
@@ -83,24 +98,43 @@ def run(
     training goes on. When the chief ends well the other tasks have 10 seconds to end as well.
     Options for this command stand before PROGRAM.
 
+    With -H or --hostfile the processes are dealt out to the hosts' slots, and started by ssh. Every
+    host needs the same Python environment and program at the same paths. -np is all slots unless given.
+
+    With --min-np or --max-np the ring is elastic: where a rank dies or hosts change, all ranks end, and
+    those that are there then go on from the last checkpoint (tfdist.Checkpoint).
+
     \b
     tfdist run -np 2 train.py --epochs 3
     tfdist run -np 4 --cores-per-rank 1 -m mypackage.train
     tfdist run --ps 1 --workers 2 train.py --epochs 3
     tfdist run --ps 0 --workers 2 train.py --epochs 3
+    tfdist run -H host1:2,host2:2 train.py --epochs 3
+    tfdist run --min-np 1 --max-np 4 --host-discovery-script ./hosts.sh train.py
     """
-    check_choice(ranks, workers, ps, controller, restarts, evaluator)
+    if elastic is not None:
+        check_elastic(ranks, workers, ps, controller)
+    elif over is not None and ranks is None and workers is None and ps is None:
+        ranks = over.slots
+    check_choice(1 if elastic else ranks, workers, ps, controller, restarts, evaluator)
     if not module and not Path(program).exists():
         raise click.BadParameter(
             f"there is no file {program!r}; to run a module write -m {program}.",
             param_hint="PROGRAM",
         )
     what = Program("module" if module else "script", program, args)
-    job: Job | TaskJob
-    if workers is not None:
-        cluster = cluster_on_free_ports(1 if ps is None else ps, workers, evaluator)
-        again = (RESTARTS if cluster.ps else 0) if restarts is None else restarts
-        job = TaskJob(what, cluster, cores_per_rank, again)
+    if elastic is not None:
+        sys.exit(run_elastic(elastic, over, what, cores_per_rank, dry_run, log_dir))
+    job: AnyJob
+    servers = 1 if ps is None else ps
+    tasks = () if workers is None else task_names(servers, workers, evaluator)
+    again = (RESTARTS if servers and tasks else 0) if restarts is None else restarts
+    if over is not None:
+        check_slots(over, len(tasks) or ranks or 0, controller, program)
+    if over is not None and not over.here:
+        job = over.job(what, over.hosts, tasks, ranks or 0, cores_per_rank, again)
+    elif workers is not None:
+        job = TaskJob(what, cluster_on_free_ports(servers, workers, evaluator), cores_per_rank, again)
     else:
         job = Job(what, ranks or 1, controller or "gloo", cores_per_rank)
     if dry_run:
@@ -108,7 +142,24 @@ def run(
         return
     if isinstance(job, Job) and job.ranks > 1 and (problem := controller_problem(job.controller)):
         raise click.ClickException(problem)
-    sys.exit(run_job(job))
+    try:
+        sys.exit(run_job(job, log_dir))
+    except OSError as error:
+        raise click.BadParameter(str(error), param_hint="--log-dir") from error
+
+
+def check_slots(over: OverHosts, count: int, controller: str | None, program: str) -> None:
+    """UsageError where hosts have fewer slots than there are processes, or MPI would have to start them."""
+    try:
+        seats(over.hosts, count)
+    except ValueError as error:
+        raise click.UsageError(str(error)) from error
+    if controller == "mpi" and not over.here:
+        names = ",".join(f"{host.name}:{host.slots}" for host in over.hosts)
+        raise click.UsageError(
+            "--controller mpi starts on other hosts by MPI's own launcher: "
+            f"mpirun -np {count} -H {names} python {program}"
+        )
 
 
 def check_choice(

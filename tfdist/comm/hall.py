@@ -112,6 +112,20 @@ class Hall:
         raise RuntimeError(text)
 
 
+def serve(address: str, port: int = 0) -> Any:
+    """Gloo's key-value store alone, for ranks that know their places: Horovod's server, `server_port` its port.
+
+    Raises:
+      OSError: the address cannot be taken.
+    """
+    from horovod.runner.http.http_server import RendezvousHandler, RendezvousHTTPServer
+
+    server = RendezvousHTTPServer((address, port), RendezvousHandler, 0)
+    server.daemon_threads = True
+    threading.Thread(target=server.serve_forever, name="tfdist-rendezvous", daemon=True).start()
+    return server
+
+
 def answer(handler: Any, code: int, text: str) -> None:
     """Sends an answer."""
     data = text.encode()

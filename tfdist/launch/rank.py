@@ -123,6 +123,7 @@ def main() -> None:
     """Set the stage for one rank's program, run it, and leave with its exit code."""
     parser = argparse.ArgumentParser(prog="python -m tfdist.launch.rank")
     parser.add_argument("--place", type=Place.parse, help="of a task; a rank asks its launcher")
+    parser.add_argument("--local-rank", type=int, help="of a task, where others are on other hosts")
     parser.add_argument("--cores-per-rank", type=int, default=None)
     parser.add_argument("--restarts", type=int, default=0, help="of a killed worker or ps")
     parser.add_argument("run_dir")
@@ -132,7 +133,9 @@ def main() -> None:
     die_with_parent()
     run_dir = RunDir(options.run_dir)
     if options.place is not None:
-        place, local_rank = options.place, options.place.number  # all tasks are on this host
+        place = options.place
+        # Without the option all tasks are on this host.
+        local_rank = place.number if options.local_rank is None else options.local_rank
     else:
         world = World.from_env()
         place, local_rank = Place(world.rank), world.local_rank

@@ -6,13 +6,17 @@ import os
 import shlex
 import signal
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 from types import FrameType
+from typing import Protocol
 
 import tfdist.cluster
-from tfdist.launch import verdict
+from tfdist.launch import links, verdict
 from tfdist.launch.ending import GRACE_SECONDS
+from tfdist.launch.hosts_plan import HostsJob, plan_hosts
+from tfdist.launch.logs import LogFiles
 from tfdist.launch.outcome import Outcome
 from tfdist.launch.place import CHIEF
 from tfdist.launch.plan import (
@@ -26,9 +30,10 @@ from tfdist.launch.plan import (
 )
 from tfdist.launch.rundir import RunDir
 from tfdist.launch.spawn import show
+from tfdist.launch.ssh import remote_shell
 from tfdist.launch.supervise import Supervisor
 from tfdist.launch.task_plan import TaskJob, plan_tasks, task_process
-from tfdist.launch.terminal import terminal_for
+from tfdist.launch.terminal import terminal_for, terminal_here
 
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
 
@@ -40,16 +45,29 @@ def available_cores() -> list[int]:
     return list(range(os.cpu_count() or 1))
 
 
-def process_of(job: Job | TaskJob, run_dir: str) -> Process:
+AnyJob = Job | TaskJob | HostsJob
+
+
+class Interruptible(Protocol):
+    """Whoever signals that ask for an end are passed to."""
+
+    def interrupt(self, signum: int) -> None: ...
+
+
+def process_of(job: AnyJob, run_dir: str) -> Process:
     """The one process to start for the job."""
     root = find_package_root(tfdist.cluster.__file__)
+    if isinstance(job, HostsJob):
+        return plan_hosts(job, run_dir, sys.executable, os.environ, root, terminal_here())
     if isinstance(job, TaskJob):
         return plan_tasks(job, run_dir, sys.executable, os.environ, root)
     return plan(job, run_dir, sys.executable, os.environ, root)
 
 
-def dry_run(job: Job | TaskJob) -> str:
+def dry_run(job: AnyJob) -> str:
     """What would be started: the command, and what changes for the program of each rank or task."""
+    if isinstance(job, HostsJob):
+        return dry_run_hosts(job)
     lines = [process_of(job, "RUN_DIR").shell()]
     for place in job.places:
         env: Mapping[str, str] = os.environ
@@ -68,37 +86,102 @@ def dry_run(job: Job | TaskJob) -> str:
     return "\n".join(lines)
 
 
-def run(job: Job | TaskJob) -> int:
+def dry_run_hosts(job: HostsJob) -> str:
+    """What would be started on several hosts: who is where, and the command for each host."""
+    lines = []
+    for index, host in enumerate(job.used):
+        who = ", ".join(job.places[seat.number].who for seat in job.seats if seat.host == index)
+        agent = shlex.join([links.python(), *links.AGENT])
+        command = agent
+        if not links.is_here(host):
+            line = remote_shell(os.getcwd(), links.python(), links.AGENT, pythonpath(job))
+            command = shlex.join([*job.ssh.command(host), line])
+        lines.append(f"{host.name}: {who}: {command}")
+    program = " ".join([job.program.target, *job.program.args])
+    lines.append(f"each runs {program}; addresses and ports are chosen when all hosts have answered")
+    return "\n".join(lines)
+
+
+def pythonpath(job: HostsJob) -> str:
+    """PYTHONPATH of the processes that are started."""
+    return process_of(job, "RUN_DIR").environment(os.environ).get("PYTHONPATH", "")
+
+
+def run(job: AnyJob, log_dir: str | None = None) -> int:
     """Run the job, show its output and the first failure; the exit code for the command.
 
     That is the code of the first rank or task to fail, 128 + n where signal n ended it, or where
     signal n ended this command; 75 where they have left with a checkpoint. A job of tasks has gone
     well where its chief has, or worker 0 without one.
+
+    Raises:
+        OSError: `log_dir`, where each process' output is to be written besides, cannot be made.
     """
-    if warning := core_warning(job.places, job.cores_per_rank, len(available_cores())):
+    logs = open_logs(log_dir, job)
+    outcome = run_once(job, logs)
+    explain_run(job, outcome, logs)
+    return outcome.code
+
+
+def open_logs(log_dir: str | None, job: AnyJob, again: bool = False) -> LogFiles | None:
+    """The job's log files; None without a directory for them. OSError as for `run`."""
+    return None if log_dir is None else LogFiles(Path(log_dir), job.places, again)
+
+
+def run_once(
+    job: AnyJob, logs: LogFiles | None, begun: Callable[[Supervisor], None] | None = None
+) -> Outcome:
+    """Run the job and show its output; how it ended.
+
+    Signals that ask for an end stop the ranks, unless whoever calls sees to that: `begun` gets the
+    supervisor then.
+    """
+    several = isinstance(job, HostsJob)
+    warning = core_warning(job.places, job.cores_per_rank, len(available_cores()))
+    if warning and not several:
         say(warning)
-    of_tasks = isinstance(job, TaskJob)
+    of_tasks = any(place.task for place in job.places)
     run_dir = RunDir.create(len(job.places))
-    terminal = terminal_for(run_dir)
+    terminal = None if several else terminal_for(run_dir, terminal_here())
     try:
         process = process_of(job, str(run_dir.path))
         supervisor = Supervisor(
-            run_dir, job.places, show, terminal=terminal, chief_decides=of_tasks
+            run_dir, job.places, show, terminal=terminal, chief_decides=of_tasks, logs=logs
         )
+        if begun is not None:
+            begun(supervisor)
+            return supervisor.run(process, os.environ)
         with signals_passed_to(supervisor):
-            outcome = supervisor.run(process, os.environ)
+            return supervisor.run(process, os.environ)
     finally:
         run_dir.remove()
         if terminal is not None:
             terminal.close()
-    without_chief = isinstance(job, TaskJob) and job.cluster.chief is None
-    first = job.places[CHIEF].who if without_chief else "the chief"
-    explain(outcome, "the launcher of the tasks" if of_tasks else "Horovod's launcher", first)
-    return outcome.code
+        if logs is not None:
+            logs.close()
+
+
+def explain_run(job: AnyJob, outcome: Outcome, logs: LogFiles | None) -> None:
+    """Say on stderr what went wrong with the job, and where its log files are."""
+    names = [place.task for place in job.places]
+    first = job.places[CHIEF].who if "chief/0" not in names else "the chief"
+    launcher = "the launcher of the tasks" if any(names) else "Horovod's launcher"
+    several = isinstance(job, HostsJob)
+    explain(outcome, "the start over several hosts" if several else launcher, first)
+    if logs is not None:
+        tell_of_logs(logs, outcome)
+
+
+def tell_of_logs(logs: LogFiles, outcome: Outcome) -> None:
+    """Say where the first failure's output is, or that it could not all be written."""
+    if logs.problem:
+        say(f"not all output was written: {logs.problem}.")
+    elif outcome.code and outcome.culprit is not None:
+        say(f"its whole output is in {logs.paths[outcome.culprit.rank, 'err']} and .out beside it.")
 
 
 @contextmanager
-def signals_passed_to(supervisor: Supervisor) -> Iterator[None]:
+def signals_passed_to(supervisor: Interruptible) -> Iterator[None]:
     """Have the signals that ask for an end stop the ranks; the previous handlers come back."""
 
     def handle(signum: int, frame: FrameType | None) -> None:

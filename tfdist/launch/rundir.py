@@ -19,6 +19,7 @@ import os
 import shutil
 import tempfile
 import time
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -68,11 +69,16 @@ class RunDir:
 
     @classmethod
     def create(cls, ranks: int) -> RunDir:
-        """Make the directory with its named pipes; `remove` it when the run is over."""
+        """Make the directory with the named pipes of `ranks` processes; `remove` it when the run is over."""
+        return cls.create_for(range(ranks))
+
+    @classmethod
+    def create_for(cls, numbers: Iterable[int]) -> RunDir:
+        """`create` for the processes with these numbers."""
         run_dir = cls(tempfile.mkdtemp(prefix="tfdist-run-"))
         for pipe in (run_dir.events, run_dir.alive):
             os.mkfifo(pipe, 0o600)
-        for rank in range(ranks):
+        for rank in numbers:
             os.mkfifo(run_dir.stream(rank, "out"), 0o600)
             os.mkfifo(run_dir.stream(rank, "err"), 0o600)
         return run_dir

@@ -20,6 +20,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from tfdist.launch import processes, verdict
 from tfdist.launch.ending import Ending
+from tfdist.launch.logs import LogFiles
 from tfdist.launch.outcome import Outcome
 from tfdist.launch.output import TAIL_LINES, Lines, Merger
 from tfdist.launch.place import Place
@@ -43,6 +44,7 @@ class Supervisor:
         deadline: seconds after which all ranks are ended, None for never.
         terminal: takes the place of some of rank 0's pipes.
         chief_decides: once the chief has ended well the run has, and the rest ends with it.
+        logs: where the output of each rank is written besides.
     """
 
     def __init__(
@@ -53,16 +55,21 @@ class Supervisor:
         deadline: float | None = None,
         terminal: Terminal | None = None,
         chief_decides: bool = False,
+        logs: LogFiles | None = None,
     ):
         self.run_dir = run_dir
         self.places = places
         self._terminal = terminal
         self._sink = sink
+        self._logs = logs
         ends_at = None if deadline is None else time.monotonic() + deadline
         self._ending = Ending(len(places), ends_at, chief_decides)
         self._merger = Merger([place.label for place in places])
         self._runners: dict[int, tuple[int, str]] = {}  # rank -> pid and host, while it is there
+        self._away: set[int] = set()  # ranks that the launcher watches, on other hosts or as if they were
+        self._leaked: list[str] = []  # there
         self._interrupts: list[int] = []
+        self._is_to_leave = False
         self._wake_read, self._wake_write = os.pipe()
         os.set_blocking(self._wake_write, False)
 
@@ -70,6 +77,11 @@ class Supervisor:
         """Ask for the end of the run; a second call kills what has not ended."""
         self._interrupts.append(signum)
         self._wake(b"i")
+
+    def ask_to_leave(self) -> None:
+        """Have the ranks write a checkpoint, where they can, and end: as by SIGTERM, but nobody has interrupted."""
+        self._is_to_leave = True
+        self._wake(b"l")
 
     def run(self, process: Process, inherited: Mapping[str, str]) -> Outcome:
         """Start `process`, watch it and the ranks below it until all have ended."""
@@ -162,8 +174,10 @@ class Supervisor:
             signum = self._interrupts[0]
             if len([n for n in self._interrupts if n != signal.SIGUSR1]) > 1:
                 self._kill(child)
-            if not (self._ending.is_patient or self._tell_patient(signum)):
+            if not (self._ending.is_patient or self._tell_patient(child, signum)):
                 self._stop(child, signum)
+        elif self._is_to_leave and not (self._ending.is_patient or self._tell_patient(child, signal.SIGTERM)):
+            self._stop(child, signal.SIGTERM)
         due = self._ending.due(now)
         if due == "stop":
             self._stop(child, signal.SIGTERM)
@@ -184,6 +198,12 @@ class Supervisor:
             rank = event["rank"]
             if event["event"] == "start":
                 self._runners[rank] = (event["pid"], event["host"])
+                if event.get("away"):
+                    self._away.add(rank)
+            elif event["event"] == "note":
+                self._sink("err", f"tfdist: {event['text']}\n")
+            elif event["event"] == "leaked":
+                self._leaked += event["names"]
             elif event["event"] == "end":
                 self._ending.hear_ended(rank, event["code"], time.monotonic())
                 self._runners.pop(rank, None)
@@ -192,7 +212,12 @@ class Supervisor:
                 self._ending.hear_failed(rank, peers_lost, time.monotonic())
 
     def _printer(self, rank: int, name: str) -> Callable[[bytes], None]:
-        return lambda data: self._show(self._merger.feed(rank, name, data, time.monotonic()))
+        def take(data: bytes) -> None:
+            if self._logs is not None:
+                self._logs.write(rank, name, data)
+            self._show(self._merger.feed(rank, name, data, time.monotonic()))
+
+        return take
 
     def _show(self, texts: list[tuple[str, str]]) -> None:
         for stream, text in texts:
@@ -206,7 +231,7 @@ class Supervisor:
         except OSError:
             return
 
-    def _tell_patient(self, signum: int) -> bool:
+    def _tell_patient(self, child: subprocess.Popen[bytes], signum: int) -> bool:
         """Tell those whose programs have asked for time to write a checkpoint; False for none."""
         if signum not in (signal.SIGTERM, signal.SIGUSR1) or self._ending.is_stopped:
             return False
@@ -215,8 +240,10 @@ class Supervisor:
             return False
         self._ending.told_patient(max(times.values()), time.monotonic())
         for rank, (pid, _) in list(self._runners.items()):
-            if times[rank]:
+            if times[rank] and rank not in self._away:
                 self._signal(pid, signum)
+        if self._away and child.poll() is None:
+            child.send_signal(signum)  # spread.py passes it on
         return True
 
     @staticmethod
@@ -230,9 +257,14 @@ class Supervisor:
             return
         self._ending.stopped(time.monotonic())
         for rank, (pid, _) in list(self._runners.items()):
+            if rank in self._away:
+                continue
             if not self._ending.is_patient:  # that is for a signal from outside, not for a failure
                 self.run_dir.patience_file(rank).unlink(missing_ok=True)
             self._signal(pid, signum)
+        if self._away and child.poll() is None:
+            child.send_signal(signum)  # spread.py passes it on
+            return
         heard_of = len(self._runners) + len(self._ending.ended)
         if heard_of < len(self.places) and child.poll() is None:
             processes.signal_group(child.pid, signal.SIGTERM)
@@ -251,11 +283,14 @@ class Supervisor:
         left = processes.wait_gone(MARK, mark, LEAK_SECONDS)
         names = processes.describe(left)
         processes.kill(left)
-        return names
+        return (*names, *self._leaked)
 
     def _silent(self, rank: int) -> Failure:
         """The failure of a rank whose watching process could not report: SIGKILL leaves no time."""
         pid, host = self._runners[rank]
+        if rank in self._away:
+            why = "the process that held the connection to its host ended"
+            return Failure(rank, host, pid, 1, time.time(), ("HostLost",), why, task=self.places[rank].task)
         return Failure(
             rank=rank,
             host=host,
