@@ -210,6 +210,8 @@ class Supervisor:
             elif failure := self.run_dir.read_failure(rank):
                 peers_lost = verdict.lost_peers(failure)
                 self._ending.hear_failed(rank, peers_lost, time.monotonic())
+                for place in self.places:  # patience is for a signal from outside, not for a failure
+                    self.run_dir.patience_file(place.number).unlink(missing_ok=True)
 
     def _printer(self, rank: int, name: str) -> Callable[[bytes], None]:
         def take(data: bytes) -> None:
@@ -257,11 +259,8 @@ class Supervisor:
             return
         self._ending.stopped(time.monotonic())
         for rank, (pid, _) in list(self._runners.items()):
-            if rank in self._away:
-                continue
-            if not self._ending.is_patient:  # that is for a signal from outside, not for a failure
-                self.run_dir.patience_file(rank).unlink(missing_ok=True)
-            self._signal(pid, signum)
+            if rank not in self._away:
+                self._signal(pid, signum)
         if self._away and child.poll() is None:
             child.send_signal(signum)  # spread.py passes it on
             return
