@@ -9,6 +9,9 @@ PINS   ?= -c requirements/constraints.txt
 TF     ?=
 # PLOT= draws the picture of the convergence, for which matplotlib has to be there.
 PLOT   ?= --without-plot
+# The environment of `make check-gpu-build`, and its TensorFlow; CUDA_HOME names a toolkit of CUDA 12 where there is one.
+GPU_VENV ?= .venv-gpu
+GPU_TF   ?= tensorflow==2.21.*
 # Arguments for pytest, such as ARGS="tests/unit -k buckets".
 ARGS   ?=
 
@@ -19,7 +22,7 @@ HOROVOD  := $(VENV)/.stamps/horovod
 # Programs that tests and examples start by name (horovodrun) are the environment's own.
 export PATH := $(abspath $(BIN)):$(PATH)
 
-.PHONY: help setup train test lint bench pins clean
+.PHONY: help setup train test lint bench check-gpu-build pins clean
 
 help:
 	@echo "make setup   .venv with the pinned packages, and Horovod built for its TensorFlow"
@@ -27,6 +30,7 @@ help:
 	@echo "make test    the whole test suite; ARGS=... goes to pytest"
 	@echo "make lint    ruff, mypy, import rules"
 	@echo "make bench   the benchmarks' tables"
+	@echo "make check-gpu-build   Horovod with NCCL compiled, linked and loaded, without a GPU; downloads 1.2 GB"
 	@echo "make pins    resolve requirements/constraints.txt anew"
 	@echo "make clean   remove .venv; built wheels stay in the cache"
 
@@ -49,6 +53,9 @@ bench: $(HOROVOD)
 	$(BIN)/python benchmarks/parameter_server.py
 	$(BIN)/python benchmarks/ps_convergence.py $(PLOT)
 	$(BIN)/python benchmarks/model_parallel.py
+
+check-gpu-build:
+	$(PYTHON) tests/gpu_build/check.py $(GPU_VENV) "$(GPU_TF)"
 
 pins: $(PACKAGES)
 	$(BIN)/python requirements/pin.py

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -168,6 +169,14 @@ sys.exit(3 * (os.environ["HOROVOD_RANK"] == "2"))
         assert "left with exit code 3" in done.stderr
         assert (tmp_path / "logs" / "rank-2.out").read_text() == said[2] + "\n"
         assert f"its whole output is in {tmp_path}/logs/rank-2.err" in done.stderr
+
+    def test_rank_0_has_a_terminal_where_the_command_has_one(self, hosts, tmp_path):
+        text = "import os, sys; print(sys.stdout.isatty(), sys.stderr.isatty(), os.environ['HOROVOD_RANK'], flush=True)"
+        words = [*TFDIST, "run", "-i", str(hosts.key), "-H", "beta:1,alpha:1", script(tmp_path, text)]
+        done = hosts.run(0, ["script", "-qec", shlex.join(words), "/dev/null"], env=ENV, cwd=ROOT)
+        assert done.returncode == 0, done.stdout
+        assert "True True 0" in done.stdout
+        assert "[1] False False 1" in done.stdout
 
     @pytest.mark.parametrize("victim", ["rank", "launcher", "ssh", "agent"])
     def test_whoever_is_killed(self, hosts, tmp_path, victim):

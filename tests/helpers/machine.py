@@ -1,5 +1,8 @@
-"""A machine on which Horovod can be built, as plain facts."""
+"""Machines on which Horovod can be built, as plain facts."""
 
+import dataclasses
+
+from tfdist.build.gpu import Gpu
 from tfdist.build.plan import Machine
 
 TOOLS = {"setuptools": "80.9.0", "wheel": "0.45.1", "packaging": "25.0"}
@@ -19,4 +22,14 @@ MACHINE = Machine(
     cpu=("avx", "f16c", "fma"),
     cores=4,
     memory=16 << 30,
+)
+GPU_MACHINE = dataclasses.replace(MACHINE, tensorflow={"tensorflow": "2.21.0"})
+CUDA = Gpu(
+    cuda="12.5.1",
+    capabilities=("sm_60", "sm_70", "sm_80", "sm_89", "compute_90"),
+    nccl="nvidia-nccl-cu12<3.0,>=2.27.7",
+    nccl_version="2.27.7",
+    home="/opt/cuda",
+    nvcc="12.4.131",
+    architectures=(50, 52, 60, 61, 70, 75, 80, 86, 89, 90),
 )

@@ -5,7 +5,9 @@ from tfdist.build.errors import BuildError
 
 
 def fact(**values):
-    return {"size": 2, "gloo": True, "mpi": False, "last": 12294.0, "error": 0.0, **values}
+    device = "/job:localhost/replica:0/task:0/device:CPU:0"
+    usual = {"size": 2, "gloo": True, "mpi": False, "last": 12294.0, "error": 0.0, "device": device}
+    return {**usual, **values}
 
 
 def test_the_sums_are_judged():
@@ -20,10 +22,26 @@ def test_the_sums_are_judged():
 def test_check_starts_horovods_own_launcher_quietly():
     assert check.command("py", "gloo", "s.py", "out") == [
         *("py", "-m", "horovod.runner.launch", "--gloo", "-np", "2"),
-        *("py", "s.py", "out"),
+        *("py", "s.py", "out", "CPU"),
     ]
     env = check.environment({"HOME": "/me", "HOROVOD_RANK": "3"})
     assert env == {"HOME": "/me", "TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": ""}
+
+
+def test_check_of_nccl_takes_a_gpu_each_and_leaves_none_of_them_hidden():
+    assert check.command("py", "gloo", "s.py", "out", "GPU")[-2:] == ["out", "GPU"]
+    env = check.environment({"CUDA_VISIBLE_DEVICES": "2,3"}, "GPU")
+    assert env == {"CUDA_VISIBLE_DEVICES": "2,3", "TF_CPP_MIN_LOG_LEVEL": "3"}
+    assert check.judge("gloo", [fact(device="/device:GPU:0")] * 2, "GPU") is None
+    assert "instead of its GPU" in check.judge("gloo", [fact(), fact()], "GPU")
+
+
+def test_failed_check_of_nccl_says_what_to_do(tmp_path, monkeypatch):
+    monkeypatch.setattr(check, "command", lambda *a: ["sh", "-c", "exit 7"])
+    with pytest.raises(BuildError) as caught:
+        check.all_reduce("gloo", tmp_path / "log", "GPU")
+    assert "over 2 processes on a GPU each by NCCL" in str(caught.value)
+    assert "NCCL_DEBUG=INFO" in str(caught.value)
 
 
 def test_failed_check_says_what_to_do(tmp_path, monkeypatch):

@@ -5,8 +5,8 @@ import sys
 import pytest
 from click.testing import CliRunner
 
-from tests.helpers.machine import MACHINE
-from tfdist.build import cache, check, job, plan, steps, survey
+from tests.helpers.machine import CUDA, GPU_MACHINE, MACHINE
+from tfdist.build import cache, check, job, plan, steps, survey, survey_gpu
 from tfdist.build.errors import BuildError
 from tfdist.cli.main import main
 
@@ -63,7 +63,15 @@ def bench(monkeypatch, tmp_path):
     monkeypatch.setattr(steps, "compile_wheel", compile_wheel)
     monkeypatch.setattr(steps, "install", install)
     monkeypatch.setattr(check, "can_check", lambda controller: True)
-    monkeypatch.setattr(check, "all_reduce", lambda name, log: bench.done.append(f"check {name}"))
+    monkeypatch.setattr(survey_gpu, "look", lambda distribution: CUDA)
+    monkeypatch.setattr(survey_gpu, "usable_gpus", lambda env: 0)
+    nccl = {"HOROVOD_NCCL_INCLUDE": "/nccl/include", "HOROVOD_NCCL_LIB": "/nccl/lib"}
+    monkeypatch.setattr(steps, "bring_nccl", lambda *a: bench.done.append("nccl") or nccl)
+
+    def all_reduce(name, _log, device="CPU"):
+        bench.done.append(f"check {name}" + (" on GPUs" if device == "GPU" else ""))
+
+    monkeypatch.setattr(check, "all_reduce", all_reduce)
     return bench
 
 
@@ -95,6 +103,30 @@ def test_without_mpi_is_a_wheel_of_its_own(bench):
     bench.run()
     assert bench.run(without_mpi=True) == ["fetch", "unpack", "compile", "install", "check gloo"]
     assert bench.environment["HOROVOD_WITHOUT_MPI"] == "1"
+
+
+def test_nccl_is_a_wheel_of_its_own_and_says_its_plan_first(bench):
+    bench.machine = GPU_MACHINE
+    bench.run()
+    assert bench.run(gpu=True) == ["nccl", *BUILD]
+    assert bench.environment["HOROVOD_GPU_OPERATIONS"] == "NCCL"
+    assert bench.environment["HOROVOD_NCCL_LIB"] == "/nccl/lib"
+    assert bench.notes.notes[1].startswith("GPUs: NCCL (nvidia-nccl-cu12")
+    assert bench.notes.notes[-1] == (
+        "NCCL is built in, but not checked: that takes 2 GPUs, and here are 0."
+    )
+    # From the cache it needs neither NCCL's headers nor a compiler.
+    bench.installed = None
+    assert bench.run(gpu=True) == ["install", *CHECKS]
+    assert bench.run() == ["install", *CHECKS]
+    assert "`--gpu` builds with it" in bench.notes.notes[1]
+
+
+def test_nccl_is_checked_where_each_of_two_processes_has_a_gpu(bench, monkeypatch):
+    bench.machine = GPU_MACHINE
+    monkeypatch.setattr(survey_gpu, "usable_gpus", lambda env: 2)
+    assert bench.run(gpu=True)[-1] == "check gloo on GPUs"
+    assert bench.notes.steps[-1] == "Summing a tensor over two GPUs (NCCL)"
 
 
 def test_what_another_has_installed_meanwhile_is_not_installed_again(bench, monkeypatch):
@@ -152,6 +184,14 @@ def test_command_line_shows_an_error_and_no_traceback(bench):
     assert result.exit_code == 1
     assert result.output.startswith("Error: No TensorFlow is installed in this environment")
     assert "Traceback" not in result.output
+
+
+def test_command_line_says_that_tensorflow_is_without_cuda(bench, monkeypatch):
+    monkeypatch.setattr(survey_gpu, "look", lambda d: dataclasses.replace(CUDA, cuda=None))
+    result = CliRunner().invoke(main, ["build-horovod", "--gpu"])
+    assert result.exit_code == 1
+    assert result.output.startswith("Error: tensorflow-cpu 2.21.0 is built without CUDA")
+    assert bench.done == []
 
 
 def test_command_line_shows_the_steps(bench):

@@ -3,7 +3,7 @@ import dataclasses
 import pytest
 
 from tfdist.build import patch
-from tfdist.build.edits import EDITS, FASTER, NEEDED
+from tfdist.build.edits import EDITS, FASTER, GPU, NEEDED
 from tfdist.build.errors import BuildError
 from tfdist.build.patch import Edit
 
@@ -15,6 +15,16 @@ list(APPEND TF_SOURCES "${PROJECT_SOURCE_DIR}/horovod/tensorflow/mpi_ops.cc")
 list(APPEND TF_SOURCES "${PROJECT_SOURCE_DIR}/horovod/tensorflow/xla_mpi_ops.cc")
 
 # Create library
+set_target_properties(${TF_TARGET_LIB} PROPERTIES OUTPUT_NAME "mpi_lib")
+""",
+    "cmake/Modules/FindNCCL.cmake": """\
+if (lowercase_HOROVOD_NCCL_LINK STREQUAL "shared")
+    set(NCCL_LIBNAME "nccl")
+    message(STATUS "Linking against shared NCCL library")
+""",
+    "CMakeLists.txt": """\
+        include_directories(SYSTEM ${NCCL_INCLUDE_DIRS})
+        list(APPEND LINKER_LIBS ${NCCL_LIBRARIES})
 """,
     # The three functions that set the interface; only the last is wrong.
     "horovod/common/gloo/gloo_context.cc": """\
@@ -97,6 +107,18 @@ from horovod.runner.mpi_run import _get_mpi_implementation_flags, _MPI_NOT_FOUND
 """,
     # Other operations have the first two lines too; only the all-reduce goes on like this.
     "horovod/tensorflow/mpi_ops.cc": """\
+// Forward declaration of AsGpuStreamValue
+namespace stream_executor {
+namespace gpu {
+GpuStreamHandle AsGpuStreamValue(Stream* stream);
+} // namespace stream_executor
+} // namespace gpu
+#if TENSORFLOW_VERSION >= 2011000000
+#include "tensorflow/compiler/xla/stream_executor/stream.h"
+#else
+#include "tensorflow/stream_executor/stream.h"
+#endif // TENSORFLOW_VERSION >= 2011000000
+#endif // HAVE_GPU
     auto tensor = context->input(0);
     horovod::common::ReduceOp reduce_op = static_cast<horovod::common::ReduceOp>(reduce_op_);
     Tensor* output;
@@ -116,6 +138,7 @@ from horovod.runner.mpi_run import _get_mpi_implementation_flags, _MPI_NOT_FOUND
 """,
 }
 NEEDED_FILES = {edit.file for edit in NEEDED}
+GPU_FILES = {edit.file for edit in GPU}
 
 
 @pytest.fixture
@@ -151,7 +174,30 @@ def test_what_compiling_needs_changes_its_places_and_nothing_else(tree):
 def test_what_makes_it_faster_stays_out_of_the_files_that_compiling_needs(tree):
     patch.apply(tree, FASTER)
     changed = {name for name, text in SOURCE.items() if (tree / name).read_text() != text}
-    assert changed == set(SOURCE) - NEEDED_FILES
+    assert changed == {edit.file for edit in FASTER}
+    assert not changed & NEEDED_FILES
+
+
+def test_a_build_with_nccl_changes_four_places_on_top(tree):
+    patch.apply(tree, EDITS)
+    before = {name: (tree / name).read_text().splitlines() for name in GPU_FILES}
+    patch.apply(tree, GPU)
+    added = []
+    for name, old in before.items():
+        added += [line for line in (tree / name).read_text().splitlines() if line not in old]
+    assert sorted(line.strip() for line in added if line) == sorted(
+        [
+            '#include "xla/stream_executor/stream.h"',
+            "static inline GpuStreamHandle AsGpuStreamValue(Stream* stream) {",
+            "return static_cast<GpuStreamHandle>(stream->platform_specific_handle().stream);",
+            "}",
+            'set(NCCL_LIBNAME "libnccl.so.2")',
+            "get_filename_component(NCCL_LIBRARY_DIR ${NCCL_LIBRARIES} DIRECTORY)",
+            'list(APPEND LINKER_LIBS "-L${NCCL_LIBRARY_DIR}" "-l:${NCCL_LIBRARY_FILE_NAME}")',
+            "set_target_properties(${TF_TARGET_LIB} PROPERTIES BUILD_RPATH "
+            '"$ORIGIN/../../nvidia/nccl/lib")',
+        ]
+    )
 
 
 def test_only_the_process_sets_interface_is_changed(tree):
@@ -161,11 +207,11 @@ def test_only_the_process_sets_interface_is_changed(tree):
     assert text.index("global_context.gloo_iface_") > text.rindex("iface = gloo_iface_;")
 
 
-@pytest.mark.parametrize("edit", EDITS, ids=lambda edit: edit.file)
+@pytest.mark.parametrize("edit", EDITS + GPU, ids=lambda edit: edit.file)
 def test_text_not_found_is_refused_and_nothing_is_written(tree, edit):
     (tree / edit.file).write_text("something else\n")
     with pytest.raises(BuildError) as caught:
-        patch.apply(tree, EDITS)
+        patch.apply(tree, EDITS + GPU)
     assert edit.file in str(caught.value)
     assert "0 times" in str(caught.value)
     for name in SOURCE:

@@ -12,6 +12,7 @@ from tfdist.build.versions import (
     TENSORFLOW_RANGE,
     check_python,
     choose_tensorflow,
+    has_nccl,
     local_version,
     parse_local_version,
 )
@@ -66,16 +67,19 @@ def test_unsupported_python(python):
 
 @pytest.mark.parametrize("tensorflow", ["2.21.0", "2.18.1", "2.21.0rc1", "2.21.0.dev20260101"])
 @pytest.mark.parametrize("key", ["0123456789ab", "000000000000", "abcdefabcdef"])
-def test_version_survives_the_packaging_rules(tensorflow, key):
-    version = local_version(tensorflow, key)
+@pytest.mark.parametrize("nccl", [False, True])
+def test_version_survives_the_packaging_rules(tensorflow, key, nccl):
+    version = local_version(tensorflow, key, nccl=nccl)
     # What pip and setuptools make of it is what is read back from an installed Horovod.
     assert parse_local_version(str(Version(version))) == (tensorflow, key)
+    assert has_nccl(str(Version(version))) == nccl
     assert Version(version).public == "0.28.1"
 
 
 @pytest.mark.parametrize("version", ["0.28.1", "0.28.1+cu118", "0.28.1+tf2.21", ""])
 def test_a_horovod_by_other_hands_is_known_as_such(version):
     assert parse_local_version(version) is None
+    assert not has_nccl(version)
 
 
 def test_setup_cfg_states_the_same_ranges():

@@ -62,12 +62,27 @@ def test_all_is_well():
             "was built for TensorFlow 2.20.0, and installed is 2.21.0",
             "Run `tfdist build-horovod`.",
         ),
+        (
+            {"horovod": "0.28.1+tf2.20.0.nccl.k0123456789ab"},
+            "was built for TensorFlow 2.20.0, and installed is 2.21.0",
+            "Run `tfdist build-horovod --gpu`.",
+        ),
+        (
+            {"horovod": "0.28.1+tf2.21.0.nccl.k0123456789ab", "horovod_error": "it crashed"},
+            "it crashed",
+            "Run `tfdist build-horovod --gpu --rebuild`.",
+        ),
         ({"horovod_error": "undefined symbol: x"}, "undefined symbol: x", "--rebuild"),
         ({"controllers": (), "operations": ()}, "neither the Gloo nor", "build-horovod"),
         (
             {"controllers": ("mpi",), "operations": ("mpi",), "mpirun": None},
             "no mpirun",
             "openmpi-bin",
+        ),
+        (
+            {"horovod_error": "ImportError: libnccl.so.2: cannot open shared object file"},
+            "its library is not found",
+            "pip install --force-reinstall nvidia-nccl-cu12",
         ),
     ],
     ids=str,
@@ -94,6 +109,40 @@ def test_things_worth_knowing_are_not_wrong(change, what):
     (found,) = findings(changed(**change))
     assert not found.wrong
     assert what in found.what
+
+
+GPU = {
+    "tensorflow": {"tensorflow": "2.21.0"},
+    "gpus": ("GPU 0: H100",),
+    "tensorflow_gpus": 1,
+    "cuda": "12.5.1",
+    "nccl": "2.27.7",
+    "nvcc": "12.4.131 in /usr/local/cuda",
+}
+
+
+def test_a_build_with_nccl_is_well():
+    assert findings(changed(**GPU, operations=("gloo", "mpi", "nccl"))) == []
+
+
+@pytest.mark.parametrize(
+    ("nvcc", "mend"),
+    [
+        (GPU["nvcc"], "Run `tfdist build-horovod --gpu`."),
+        (None, "Install nvcc of CUDA 12 (here is none) and set CUDA_HOME. Run"),
+        ("13.0.88 in /x", "Install nvcc of CUDA 12 (here is 13.0.88 in /x) and"),
+    ],
+)
+def test_what_nccl_takes_is_said(nvcc, mend):
+    (found,) = findings(changed(**{**GPU, "nvcc": nvcc}))
+    assert "without NCCL" in found.what
+    assert found.mend.startswith(mend)
+
+
+def test_nccl_beside_a_tensorflow_without_cuda_is_said():
+    (found,) = findings(changed(operations=("gloo", "mpi", "nccl")))
+    assert not found.wrong
+    assert "the installed TensorFlow without CUDA" in found.what
 
 
 def test_wrong_things_come_first():
@@ -152,6 +201,12 @@ def test_table_shows_what_is_there():
     assert lines[-1] == "All is well."
 
 
+def test_table_shows_cuda_where_tensorflow_has_it():
+    text = " ".join(printed(changed(**GPU, operations=("gloo", "nccl")), width=200).split())
+    assert "operations gloo, nccl MPI" in text
+    assert "CUDA TensorFlow's 12.5.1, NCCL 2.27.7, nvcc 12.4.131 in /usr/local/cuda" in text
+
+
 def test_findings_are_printed_whole_and_as_they_are():
     text = printed(
         changed(horovod_error="[red]odd[/red] /a/path.so: undefined symbol " + "x" * 200)
@@ -200,16 +255,9 @@ def test_probe_ends_after_its_deadline(monkeypatch):
     assert "more than" in probe._ask_libraries({})["tensorflow_error"]
 
 
-def test_programs_are_asked(tmp_path):
-    for name, text in {
-        "nvidia-smi": "GPU 0: NVIDIA H100 (UUID: GPU-1)\nGPU 1: NVIDIA H100 (UUID: GPU-2)",
-        "mpirun": "mpirun (Open MPI) 4.1.4\n\nReport bugs to somebody",
-    }.items():
-        file = tmp_path / name
-        file.write_text(f"#!/bin/sh\n/bin/cat <<'END'\n{text}\nEND\n")
-        file.chmod(0o755)
-    env = {"PATH": str(tmp_path)}
-    assert probe._gpus(env) == ("GPU 0: NVIDIA H100", "GPU 1: NVIDIA H100")
-    assert probe._mpirun(env) == "mpirun (Open MPI) 4.1.4"
-    assert probe._gpus({"PATH": "/nowhere"}) == ()
+def test_mpirun_is_asked(tmp_path):
+    file = tmp_path / "mpirun"
+    file.write_text("#!/bin/sh\necho 'mpirun (Open MPI) 4.1.4'; echo 'Report bugs to somebody'\n")
+    file.chmod(0o755)
+    assert probe._mpirun({"PATH": str(tmp_path)}) == "mpirun (Open MPI) 4.1.4"
     assert probe._mpirun({"PATH": "/nowhere"}) is None

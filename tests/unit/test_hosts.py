@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tfdist.cli.run import run as verb
-from tfdist.launch import hosts_plan, preflight, spread, ssh
+from tfdist.launch import hosts_plan, preflight, ssh
 from tfdist.launch.hosts import Host, parse_hostfile, parse_hosts, seats
 from tfdist.launch.hosts_plan import HostsJob
 from tfdist.launch.logs import LogFiles
@@ -157,6 +157,12 @@ class TestPreflight:
         (line,) = preflight.differences(TWO, [facts(), facts(**changes)], "t.py", ring=True)
         assert line.startswith(words)
 
+    def test_crowded_hosts_are_told_of(self):
+        job = HostsJob(SCRIPT, TWO, ranks=3, cores_per_rank=2)
+        assert preflight.crowded(TWO, [facts(cores=4), facts(cores=1)], job) == [
+            "1 process x 2 cores share 1 core of b: they will slow each other."
+        ]
+
     def test_tasks_need_no_horovod(self):
         without = facts(controllers=None, versions={**facts().versions, "horovod": ""})
         assert preflight.differences(TWO, [facts(), without], "t.py", ring=False) == []
@@ -202,9 +208,10 @@ class TestPlan:
             SCRIPT, TWO, hosts_plan.task_names(1, 1, True), 0, 2, 3, Ssh(2222, "/my key", 20), ("eth0", "lan1"), 40.0
         )
         process = hosts_plan.plan_hosts(job, "/run", "py", {"PATH": "/b"})
-        assert spread.parse(process.argv[3:]) == (job, "/run")
+        assert hosts_plan.parse(process.argv[3:]) == (job, "/run", "")
         ring = HostsJob(Program("module", "m"), TWO, ranks=3, ssh=Ssh(connect_seconds=30))
-        assert spread.parse(hosts_plan.plan_hosts(ring, "/run", "py", {}).argv[3:]) == (ring, "/run")
+        process = hosts_plan.plan_hosts(ring, "/run", "py", {}, None, (["out", "err"], bytes([24, 0, 80, 0])))
+        assert hosts_plan.parse(process.argv[3:]) == (ring, "/run", "18005000:out,err")
 
     def test_tasks_fill_the_hosts_in_order(self):
         job = HostsJob(SCRIPT, TWO, hosts_plan.task_names(1, 2, False))

@@ -1,7 +1,7 @@
 """What tfdist changes in the source of Horovod 0.28.1, each change with its reason. Data.
 
 `NEEDED` lets it compile against current TensorFlow and run on several hosts; `FASTER` takes waiting and
-copying out of its loop.
+copying out of its loop; `GPU` comes on top in a build with NCCL.
 """
 
 from __future__ import annotations
@@ -156,3 +156,49 @@ FASTER: tuple[Edit, ...] = (
 )
 
 EDITS = NEEDED + FASTER
+
+# Where a wheel of NVIDIA's for NCCL has its library, seen from horovod/tensorflow in the same site-packages.
+_NCCL = "$ORIGIN/../../nvidia/nccl/lib"
+
+GPU: tuple[Edit, ...] = (
+    Edit(
+        file="horovod/tensorflow/mpi_ops.cc",
+        old="// Forward declaration of AsGpuStreamValue\n"
+        "namespace stream_executor {\nnamespace gpu {\n"
+        "GpuStreamHandle AsGpuStreamValue(Stream* stream);\n"
+        "} // namespace stream_executor\n} // namespace gpu\n"
+        "#if TENSORFLOW_VERSION >= 2011000000\n"
+        '#include "tensorflow/compiler/xla/stream_executor/stream.h"\n'
+        "#else\n"
+        '#include "tensorflow/stream_executor/stream.h"\n'
+        "#endif // TENSORFLOW_VERSION >= 2011000000\n",
+        new='#include "xla/stream_executor/stream.h"\n\n'
+        "namespace stream_executor {\nnamespace gpu {\n"
+        "static inline GpuStreamHandle AsGpuStreamValue(Stream* stream) {\n"
+        "  return static_cast<GpuStreamHandle>(stream->platform_specific_handle().stream);\n"
+        "}\n} // namespace gpu\n} // namespace stream_executor\n",
+        why="ask the stream itself for CUDA's handle, and take its header from where it is now: TensorFlow "
+        "has dropped the function that gave the handle",
+    ),
+    Edit(
+        file="cmake/Modules/FindNCCL.cmake",
+        old='    set(NCCL_LIBNAME "nccl")\n',
+        new='    set(NCCL_LIBNAME "libnccl.so.2")\n',
+        why="find NCCL in NVIDIA's wheel, which has the library without the plain name for linking",
+    ),
+    Edit(
+        file="CMakeLists.txt",
+        old="        list(APPEND LINKER_LIBS ${NCCL_LIBRARIES})\n",
+        new="        get_filename_component(NCCL_LIBRARY_DIR ${NCCL_LIBRARIES} DIRECTORY)\n"
+        '        list(APPEND LINKER_LIBS "-L${NCCL_LIBRARY_DIR}" "-l:${NCCL_LIBRARY_FILE_NAME}")\n',
+        why="link NCCL by its name: by its path, the path of the environment that built the wheel is what a "
+        "process in another environment would look in",
+    ),
+    Edit(
+        file="horovod/tensorflow/CMakeLists.txt",
+        old='set_target_properties(${TF_TARGET_LIB} PROPERTIES OUTPUT_NAME "mpi_lib")\n',
+        new='set_target_properties(${TF_TARGET_LIB} PROPERTIES OUTPUT_NAME "mpi_lib")\n'
+        f'set_target_properties(${{TF_TARGET_LIB}} PROPERTIES BUILD_RPATH "{_NCCL}")\n',
+        why="find NCCL's wheel at run time beside Horovod, without LD_LIBRARY_PATH",
+    ),
+)

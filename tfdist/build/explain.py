@@ -33,6 +33,11 @@ _KNOWN: Mapping[str, str] = {
     "Could NOT find MPI": "CMake did not find the MPI whose `mpicc` is on PATH. Install its C++ "
     "part (Debian and Ubuntu: `apt-get install libopenmpi-dev`) or build without it: "
     "`tfdist build-horovod --without-mpi`.",
+    "unsupported GNU version": "This nvcc does not take a C++ compiler that new. Install an older "
+    "one and name it: `apt-get install g++-12`, then `CXX=g++-12 tfdist build-horovod --gpu`.",
+    "libnccl.so.2: cannot open shared object file": "NCCL's library is not where Horovod looks for "
+    "it, in the same site-packages: `pip install --force-reinstall nvidia-nccl-cu12` in this "
+    "environment.",
     "stdlib.h: No such file": "The C library's headers are missing: `apt-get install libc6-dev`.",
     "is not able to compile a simple test program": "The C++ compiler cannot compile a simple "
     "program. Install a complete one: `apt-get install g++`.",

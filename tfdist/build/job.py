@@ -10,8 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from tfdist.build import cache, check, commands, plan, steps, survey
+from tfdist.build import cache, check, commands, gpu, plan, steps, survey, survey_gpu
 from tfdist.build.errors import BuildError
+from tfdist.build.versions import choose_tensorflow, has_nccl
 
 
 class Progress(Protocol):
@@ -33,12 +34,14 @@ class Options:
         jobs: compiler processes at a time, None for the number that fits.
         sdist: Horovod's sdist, where there is no network.
         rebuild: compile even if the wheel is cached, and install even if it is installed.
+        gpu: for GPUs, with NCCL.
     """
 
     without_mpi: bool = False
     jobs: int | None = None
     sdist: Path | None = None
     rebuild: bool = False
+    gpu: bool = False
 
 
 def build(options: Options, progress: Progress) -> plan.Plan:
@@ -51,12 +54,19 @@ def build(options: Options, progress: Progress) -> plan.Plan:
         BuildError: with what to install or do.
     """
     machine = survey.look()
-    todo = plan.make_plan(machine, without_mpi=options.without_mpi, jobs=options.jobs)
+    cuda = survey_gpu.look(choose_tensorflow(machine.tensorflow)[0]) if options.gpu else None
+    todo = plan.make_plan(
+        machine, without_mpi=options.without_mpi, jobs=options.jobs, gpu=cuda
+    )
     root = cache.root()
     log = _log(todo, root)
     name, version = todo.tensorflow
     controllers = " and ".join(todo.controllers)
     progress.note(f"Horovod {todo.version} for {name} {version}, controllers: {controllers}")
+    if todo.gpu:
+        progress.note(gpu.summary(todo.gpu))
+    elif has_nccl(survey.installed_horovod() or ""):
+        progress.note("The installed one has NCCL, this one has not: `--gpu` builds with it.")
     if _installed(todo, options):
         progress.note("It is installed already.")
     else:
@@ -67,7 +77,21 @@ def build(options: Options, progress: Progress) -> plan.Plan:
             continue
         with progress.step(f"Summing a tensor over two processes ({controller})"):
             check.all_reduce(controller, log)
+    if todo.gpu:
+        _check_nccl(log, progress)
     return todo
+
+
+def _check_nccl(log: Path, progress: Progress) -> None:
+    count = survey_gpu.usable_gpus(os.environ)
+    if count < check.RANKS:
+        progress.note(
+            f"NCCL is built in, but not checked: that takes {check.RANKS} GPUs, and here "
+            f"{'is' if count == 1 else 'are'} {count}."
+        )
+        return
+    with progress.step("Summing a tensor over two GPUs (NCCL)"):
+        check.all_reduce("gloo", log, "GPU")
 
 
 def wheel(todo: plan.Plan, progress: Progress) -> Path:
@@ -151,9 +175,13 @@ def _compile(
         with progress.step(f"Fetching build tools ({', '.join(todo.tools)})"):
             tools = steps.bring_tools(todo, work, log)
     env = commands.tool_environment(os.environ, None if tools is None else str(tools))
+    nccl: dict[str, str] = {}
+    if todo.gpu and todo.gpu.nccl:
+        with progress.step(f"Taking NCCL from {todo.gpu.nccl}"):
+            nccl = steps.bring_nccl(todo.gpu.nccl, work, log)
     with progress.step("Fetching Horovod's source"):
         sdist = steps.fetch_sdist(options.sdist, env, root, work, log)
     source = steps.unpack(todo, sdist, work)
     progress.note(f"The compiler's output goes to {log}")
     with progress.step("Compiling Horovod (takes minutes)"):
-        return steps.compile_wheel(source, {**env, **todo.environment}, work, log)
+        return steps.compile_wheel(source, {**env, **todo.environment, **nccl}, work, log)

@@ -10,8 +10,9 @@ from dataclasses import dataclass, field
 from packaging.requirements import Requirement
 from packaging.version import Version
 
+from tfdist.build import gpu as gpus
 from tfdist.build import patch
-from tfdist.build.edits import EDITS
+from tfdist.build.edits import EDITS, GPU
 from tfdist.build.errors import BuildError
 from tfdist.build.patch import Edit
 from tfdist.build.versions import HOROVOD, check_python, choose_tensorflow, local_version
@@ -83,6 +84,7 @@ class Plan:
         runtime: requirements of Horovod itself that are missing in the environment.
         missing_programs: programs that only a compile needs, and that are not there.
         edits: the changes to make to Horovod's source.
+        gpu: what is built for GPUs and with what, None for a build without NCCL.
     """
 
     tensorflow: tuple[str, str]
@@ -94,6 +96,7 @@ class Plan:
     runtime: tuple[str, ...]
     missing_programs: tuple[str, ...]
     edits: tuple[Edit, ...] = EDITS
+    gpu: gpus.Gpu | None = None
 
 
 def make_plan(
@@ -102,6 +105,7 @@ def make_plan(
     without_mpi: bool = False,
     jobs: int | None = None,
     edits: tuple[Edit, ...] = EDITS,
+    gpu: gpus.Gpu | None = None,
 ) -> Plan:
     """Decide what to build on `machine`.
 
@@ -112,9 +116,11 @@ def make_plan(
         without_mpi: build the Gloo controller alone even where `mpicc` is there.
         jobs: compiler processes at a time; default: a core each, as far as the memory reaches.
         edits: the changes to make to Horovod's source.
+        gpu: build for GPUs with NCCL, from these facts, and with the changes that it needs.
 
     Raises:
-        BuildError: no Linux, or Python or TensorFlow missing or out of the tested range.
+        BuildError: no Linux, or Python or TensorFlow missing or out of the tested range; for GPUs,
+            TensorFlow is built without CUDA, or its CUDA's compiler or headers are missing.
     """
     if machine.system != "Linux":
         raise BuildError(
@@ -123,6 +129,9 @@ def make_plan(
         )
     check_python(machine.python)
     tensorflow = choose_tensorflow(machine.tensorflow)
+    if gpu is not None:
+        gpus.check(tensorflow, gpu)
+        edits += GPU
     if jobs is None:
         jobs = max(1, min(machine.cores, int(machine.memory / MEMORY_PER_JOB)))
     mpi = None if without_mpi else machine.mpi
@@ -135,6 +144,7 @@ def make_plan(
         # CMake 4 refuses the minimum that the Gloo within Horovod names; older ones ignore this.
         "CMAKE_POLICY_VERSION_MINIMUM": "3.5",
         **machine.flags,
+        **(gpus.switches(gpu) if gpu else {}),
     }
     key = _key(
         {
@@ -147,18 +157,24 @@ def make_plan(
             "compiler": machine.compiler_id,
             "mpi": mpi,
             "switches": switches,
+            **(gpus.key_facts(gpu) if gpu else {}),
         }
     )
-    version = local_version(tensorflow[1], key)
+    version = local_version(tensorflow[1], key, nccl=gpu is not None)
     environment = {
         **switches,
         "HOROVOD_LOCAL_VERSION": version.partition("+")[2],
         "MAKEFLAGS": f"-j{jobs}",
         **({"CXX": machine.compiler} if machine.compiler else {}),
+        **({"HOROVOD_CUDA_HOME": gpu.home} if gpu and gpu.home else {}),
     }
     tools = _unmet(BUILD_TOOLS, machine.distributions)
     if machine.cmake is None or Version(machine.cmake) < CMAKE_MINIMUM:
         tools += (CMAKE_TOOL,)
+    runtime = _unmet(RUNTIME, machine.distributions)
+    if gpu and gpu.nccl:
+        name = Requirement(gpu.nccl).name
+        runtime += _unmet((gpu.nccl,), {name: gpu.nccl_version} if gpu.nccl_version else {})
     programs = {"g++": machine.compiler is not None, "make": machine.make}
     return Plan(
         tensorflow=tensorflow,
@@ -167,9 +183,10 @@ def make_plan(
         controllers=("gloo",) if mpi is None else ("gloo", "mpi"),
         environment=environment,
         tools=tools,
-        runtime=_unmet(RUNTIME, machine.distributions),
+        runtime=runtime,
         missing_programs=tuple(name for name, there in programs.items() if not there),
         edits=edits,
+        gpu=gpu,
     )
 
 

@@ -8,7 +8,7 @@ import tarfile
 from collections.abc import Mapping
 from pathlib import Path
 
-from tfdist.build import cache, commands, explain, patch, process
+from tfdist.build import cache, commands, explain, patch, process, survey_gpu
 from tfdist.build.errors import BuildError
 from tfdist.build.plan import Plan
 from tfdist.build.versions import HOROVOD, SDIST_NAME, SDIST_SHA256
@@ -28,6 +28,24 @@ def bring_tools(plan: Plan, work: Path, log: Path) -> Path | None:
     argv = commands.tools_command(sys.executable, plan.tools, str(target))
     _pip("install the build tools " + ", ".join(plan.tools), argv, log, os.environ, work)
     return target
+
+
+def bring_nccl(requirement: str, work: Path, log: Path) -> dict[str, str]:
+    """Horovod's variables with the place of NCCL's wheel, which is installed where it is missing.
+
+    Raises:
+        BuildError: it cannot be installed, or has no headers or library.
+    """
+    if survey_gpu.nccl_directory(requirement) is None:
+        argv = commands.runtime_command(sys.executable, (requirement,))
+        _pip(f"install {requirement}", argv, log, os.environ, work)
+    found = survey_gpu.nccl_directory(requirement)
+    if found is None:
+        raise BuildError(
+            f"The installed {requirement} has no nccl.h, or no libnccl.so.2 beside it.",
+            f'Install it again: `pip install --force-reinstall --no-deps "{requirement}"`.',
+        )
+    return {"HOROVOD_NCCL_INCLUDE": f"{found}/include", "HOROVOD_NCCL_LIB": f"{found}/lib"}
 
 
 def fetch_sdist(

@@ -24,6 +24,7 @@ TENSORFLOW_DISTRIBUTIONS = (
     "tf-nightly",
     "tf-nightly-cpu",
 )
+_NCCL = ".nccl"
 _INSTALL = 'pip install "tensorflow-cpu>=2.18,<2.22"  (GPU: "tensorflow[and-cuda]>=2.18,<2.22")'
 
 
@@ -80,13 +81,13 @@ def choose_tensorflow(installed: Mapping[str, str]) -> tuple[str, str]:
     return name, version
 
 
-def local_version(tensorflow: str, key: str) -> str:
-    """Horovod's version as the wheel carries it, `0.28.1+tf2.21.0.k<key>`.
+def local_version(tensorflow: str, key: str, *, nccl: bool = False) -> str:
+    """Horovod's version as the wheel carries it, `0.28.1+tf2.21.0.k<key>`, with NCCL `...nccl.k<key>`.
 
     So pip shows which TensorFlow an installed Horovod was compiled for, and tfdist reads from it
     whether the installed one is the one it would build. The letter keeps a key of digits a string.
     """
-    return f"{HOROVOD}+tf{Version(tensorflow).public}.k{key}"
+    return f"{HOROVOD}+tf{Version(tensorflow).public}{_NCCL if nccl else ''}.k{key}"
 
 
 def parse_local_version(version: str) -> tuple[str, str] | None:
@@ -95,4 +96,9 @@ def parse_local_version(version: str) -> tuple[str, str] | None:
     tensorflow, dot, key = local.rpartition(".k")
     if not dot or not tensorflow.startswith("tf"):
         return None
-    return tensorflow.removeprefix("tf"), key
+    return tensorflow.removeprefix("tf").removesuffix(_NCCL), key
+
+
+def has_nccl(version: str) -> bool:
+    """Whether a Horovod built by tfdist was built with NCCL."""
+    return version.rpartition(".k")[0].endswith(_NCCL)

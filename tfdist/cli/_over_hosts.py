@@ -11,8 +11,9 @@ from typing import Any
 import click
 
 from tfdist.launch.hosts import Host, parse_hostfile, parse_hosts
-from tfdist.launch.hosts_plan import START_SECONDS
+from tfdist.launch.hosts_plan import START_SECONDS, HostsJob
 from tfdist.launch.links import is_here
+from tfdist.launch.plan import Program
 from tfdist.launch.ssh import Ssh
 
 OPTIONS = (
@@ -59,10 +60,27 @@ class OverHosts:
         """Of all hosts together."""
         return sum(host.slots for host in self.hosts)
 
+    def job(
+        self,
+        what: Program,
+        hosts: tuple[Host, ...],
+        tasks: tuple[str, ...],
+        ranks: int,
+        cores_per_rank: int | None,
+        restarts: int,
+    ) -> HostsJob:
+        """A job on these hosts, reached as the options say."""
+        return HostsJob(
+            what, hosts, tasks, ranks, cores_per_rank, restarts, self.ssh, self.interfaces, self.start_seconds
+        )
+
     @property
     def here(self) -> bool:
         """Whether this machine is the only one."""
         return all(is_here(host) for host in self.hosts)
+
+
+NO_OPTIONS = OverHosts((), Ssh(connect_seconds=int(START_SECONDS) // 2), (), START_SECONDS)
 
 
 def hosts_options(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -71,7 +89,11 @@ def hosts_options(command: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(command)
     def packed(*args: Any, **given: Any) -> Any:
         names = ("hosts", "hostfile", "ssh_port", "ssh_identity_file", "network_interfaces", "start_timeout")
-        return command(*args, over=over_hosts(*(given.pop(name) for name in names)), **given)
+        # A script that prints hosts takes the place of -H.
+        scripted = given.get("host_discovery_script") is not None
+        hosts, hostfile, port, identity_file, interfaces, seconds = (given.pop(name) for name in names)
+        over = over_hosts(hosts, hostfile, port, identity_file, interfaces, seconds, scripted)
+        return command(*args, over=over, **given)
 
     for option in reversed(OPTIONS):
         packed = option(packed)
@@ -85,13 +107,14 @@ def over_hosts(
     identity_file: str | None,
     interfaces: str | None,
     seconds: float | None,
+    scripted: bool,
 ) -> OverHosts | None:
-    """What the options say together; None where they name no hosts.
+    """What the options say together; None where they name no hosts, and no script does.
 
     Raises:
         click.UsageError: they contradict each other, or hosts are malformed.
     """
-    if hosts is None and hostfile is None:
+    if hosts is None and hostfile is None and not scripted:
         for name, value in (
             ("--ssh-port", port),
             ("--ssh-identity-file", identity_file),
@@ -103,10 +126,11 @@ def over_hosts(
         return None
     if hosts is not None and hostfile is not None:
         raise click.UsageError("-H and --hostfile exclude each other.")
+    named: tuple[Host, ...] = ()
     try:
         if hosts is not None:
             named = parse_hosts(hosts)
-        else:
+        elif hostfile is not None:
             named = parse_hostfile(Path(str(hostfile)).read_text(), str(hostfile))
     except (ValueError, OSError) as error:
         raise click.UsageError(str(error)) from error

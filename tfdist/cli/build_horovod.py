@@ -41,6 +41,7 @@ class ConsoleProgress:
 
 
 @click.command("build-horovod")
+@click.option("--gpu", is_flag=True, help="For GPUs, with NCCL; needs nvcc of TensorFlow's CUDA.")
 @click.option("--without-mpi", is_flag=True, help="Gloo alone, even where mpicc is on PATH.")
 @click.option(
     "--jobs",
@@ -53,7 +54,9 @@ class ConsoleProgress:
     help="Horovod's sdist from PyPI, where there is no network.",
 )
 @click.option("--rebuild", is_flag=True, help="Compile and install even if it was done before.")
-def build_horovod(without_mpi: bool, jobs: int | None, sdist: Path | None, rebuild: bool) -> None:
+def build_horovod(
+    gpu: bool, without_mpi: bool, jobs: int | None, sdist: Path | None, rebuild: bool
+) -> None:
     """Build Horovod for the TensorFlow installed here, install it, and check it.
 
     PyPI's Horovod does not compile against current TensorFlow; this takes its source, applies
@@ -65,6 +68,7 @@ def build_horovod(without_mpi: bool, jobs: int | None, sdist: Path | None, rebui
         jobs=jobs,
         sdist=sdist.absolute() if sdist else None,
         rebuild=rebuild,
+        gpu=gpu,
     )
     try:
         job.build(options, progress)

@@ -30,6 +30,7 @@ def rows(facts: Facts) -> list[tuple[str, str]]:
         ("  operations", (", ".join(facts.operations) + extra) or NONE),
         ("MPI", facts.mpirun or NONE),
         ("GPUs", _gpus(facts)),
+        *([("CUDA", _cuda(facts))] if facts.cuda else []),
         ("cores", f"{usable}" if usable == all_cores else f"{usable} of {all_cores} usable"),
     ]
 
@@ -39,6 +40,10 @@ def _gpus(facts: Facts) -> str:
     if not facts.gpus and not facts.tensorflow_gpus:
         return NONE
     return f"{names} (TensorFlow sees {facts.tensorflow_gpus})"
+
+
+def _cuda(facts: Facts) -> str:
+    return f"TensorFlow's {facts.cuda}, NCCL {facts.nccl or NONE}, nvcc {facts.nvcc or NONE}"
 
 
 def show(console: Console, facts: Facts, found: list[Finding]) -> None:

@@ -7,9 +7,10 @@ from pathlib import Path
 
 import click
 
+from tfdist.cli._elastic import Elastic, check_elastic, elastic_options, run_elastic
 from tfdist.cli._over_hosts import OverHosts, hosts_options
 from tfdist.launch.hosts import seats
-from tfdist.launch.hosts_plan import HostsJob, task_names
+from tfdist.launch.hosts_plan import task_names
 from tfdist.launch.installed import controller_problem
 from tfdist.launch.plan import CONTROLLERS, Job, Program
 from tfdist.launch.ports import cluster_on_free_ports
@@ -58,6 +59,7 @@ RESTARTS = 3
     "--workers it counts for every task alike.",
 )
 @hosts_options
+@elastic_options
 @click.option(
     "--log-dir",
     type=click.Path(file_okay=False),
@@ -81,6 +83,7 @@ def run(
     program: str,
     args: tuple[str, ...],
     over: OverHosts | None,
+    elastic: Elastic | None,
 ) -> None:
     """Run PROGRAM with its ARGS in several processes, of this machine or of several hosts.
 
@@ -98,41 +101,38 @@ def run(
     With -H or --hostfile the processes are dealt out to the hosts' slots, and started by ssh. Every
     host needs the same Python environment and program at the same paths. -np is all slots unless given.
 
+    With --min-np or --max-np the ring is elastic: where a rank dies or hosts change, all ranks end, and
+    those that are there then go on from the last checkpoint (tfdist.Checkpoint).
+
     \b
     tfdist run -np 2 train.py --epochs 3
     tfdist run -np 4 --cores-per-rank 1 -m mypackage.train
     tfdist run --ps 1 --workers 2 train.py --epochs 3
     tfdist run --ps 0 --workers 2 train.py --epochs 3
     tfdist run -H host1:2,host2:2 train.py --epochs 3
+    tfdist run --min-np 1 --max-np 4 --host-discovery-script ./hosts.sh train.py
     """
-    if over is not None and ranks is None and workers is None and ps is None:
+    if elastic is not None:
+        check_elastic(ranks, workers, ps, controller)
+    elif over is not None and ranks is None and workers is None and ps is None:
         ranks = over.slots
-    check_choice(ranks, workers, ps, controller, restarts, evaluator)
+    check_choice(1 if elastic else ranks, workers, ps, controller, restarts, evaluator)
     if not module and not Path(program).exists():
         raise click.BadParameter(
             f"there is no file {program!r}; to run a module write -m {program}.",
             param_hint="PROGRAM",
         )
     what = Program("module" if module else "script", program, args)
+    if elastic is not None:
+        sys.exit(run_elastic(elastic, over, what, cores_per_rank, dry_run, log_dir))
     job: AnyJob
     servers = 1 if ps is None else ps
     tasks = () if workers is None else task_names(servers, workers, evaluator)
     again = (RESTARTS if servers and tasks else 0) if restarts is None else restarts
     if over is not None:
-        try:
-            seats(over.hosts, len(tasks) or ranks or 0)
-        except ValueError as error:
-            raise click.UsageError(str(error)) from error
+        check_slots(over, len(tasks) or ranks or 0, controller, program)
     if over is not None and not over.here:
-        if controller == "mpi":
-            names = ",".join(f"{host.name}:{host.slots}" for host in over.hosts)
-            raise click.UsageError(
-                "--controller mpi starts on other hosts by MPI's own launcher: "
-                f"mpirun -np {ranks} -H {names} python {program}"
-            )
-        job = HostsJob(
-            what, over.hosts, tasks, ranks or 0, cores_per_rank, again, over.ssh, over.interfaces, over.start_seconds
-        )
+        job = over.job(what, over.hosts, tasks, ranks or 0, cores_per_rank, again)
     elif workers is not None:
         job = TaskJob(what, cluster_on_free_ports(servers, workers, evaluator), cores_per_rank, again)
     else:
@@ -146,6 +146,20 @@ def run(
         sys.exit(run_job(job, log_dir))
     except OSError as error:
         raise click.BadParameter(str(error), param_hint="--log-dir") from error
+
+
+def check_slots(over: OverHosts, count: int, controller: str | None, program: str) -> None:
+    """UsageError where hosts have fewer slots than there are processes, or MPI would have to start them."""
+    try:
+        seats(over.hosts, count)
+    except ValueError as error:
+        raise click.UsageError(str(error)) from error
+    if controller == "mpi" and not over.here:
+        names = ",".join(f"{host.name}:{host.slots}" for host in over.hosts)
+        raise click.UsageError(
+            "--controller mpi starts on other hosts by MPI's own launcher: "
+            f"mpirun -np {count} -H {names} python {program}"
+        )
 
 
 def check_choice(

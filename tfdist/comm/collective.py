@@ -34,7 +34,7 @@ class Collective(Protocol):
     """`size` processes that reduce, gather and broadcast tensors together.
 
     Every method works eagerly and inside a `tf.function`, returns a tensor of the input's element type on
-    the CPU, and raises ValueError for an element type that cannot travel (strings).
+    the CPU (sums by NCCL: on the GPU), and raises ValueError for an element type that cannot travel (strings).
     """
 
     rank: int

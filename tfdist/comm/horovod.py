@@ -80,7 +80,11 @@ def connect(world: World) -> HorovodCollective:
 
 
 class HorovodCollective:
-    """`tfdist.comm.collective.Collective` by Horovod's operations, on the CPU."""
+    """`tfdist.comm.collective.Collective` by Horovod's operations.
+
+    All take and give memory of the host but for one: where Horovod is built with NCCL and every rank has taken one
+    GPU, sums of floating point stay on the GPUs. (A rank with several, of a split model, has no one place for them.)
+    """
 
     def __init__(self, mpi_ops: Any) -> None:
         self._hvd, self._lib = mpi_ops, mpi_ops.MPI_LIB
@@ -97,10 +101,14 @@ class HorovodCollective:
         with tf.init_scope(), tf.device("/CPU:0"):
             self._zero = tf.Variable(0, trainable=False, name="tfdist_zero")
         self._graphs: dict[tuple[Any, ...], Any] = {}
+        self._nccl = False
         self.hosts = ("?",) * self.size
         mine = tf.io.decode_raw(socket.gethostname() + "\n", tf.uint8)
         joined = bytes(self.all_gather(mine, "hosts").numpy()).decode()
         self.hosts = tuple(joined.splitlines())
+        # Horovod refuses a sum that is on the GPU of one rank and on the CPU of another.
+        mine = bool(mpi_ops.nccl_built()) and len(tf.config.list_logical_devices("GPU")) == 1
+        self._nccl = bool(self.all_reduce(tf.constant(int(mine)), "nccl", "min").numpy())
 
     @_as_written
     def all_reduce(self, tensor: tf.Tensor, name: str, op: str = "sum") -> tf.Tensor:
@@ -255,11 +263,16 @@ class HorovodCollective:
             graph = tf.function(lambda t: method(t, *args), input_signature=[spec], autograph=False)
             self._graphs[key] = graph.get_concrete_function()
         name = next(a for a in args if isinstance(a, str))
-        with watch.waiting(f"{kind} {name!r}"), tf.device("/CPU:0"):
+        device = self._device(args[-1], tensor.dtype) if kind == "all_reduce" else "/CPU:0"
+        with watch.waiting(f"{kind} {name!r}"), tf.device(device):
             return self._graphs[key](tensor)
 
+    def _device(self, op: str, dtype: tf.DType) -> str:
+        """Where a reduction is done."""
+        return "/GPU:0" if self._nccl and op in ("sum", "mean") and dtype.is_floating else "/CPU:0"
+
     def _reduce(self, tensor: tf.Tensor, name: str, op: str) -> tf.Tensor:
-        with tf.device("/CPU:0"):
+        with tf.device(self._device(op, tensor.dtype)):
             return self._lib.horovod_allreduce(
                 self._opaque(tensor), name=_node(name), reduce_op=self._reductions[op],
                 prescale_factor=1.0, postscale_factor=1.0, ignore_name_scope=True,

@@ -19,6 +19,9 @@ class Facts:
         tensorflow_error: why importing it failed, None if it did not or was not tried.
         tensorflow_gpus: GPUs that TensorFlow sees.
         gpus: GPUs that the driver sees (`nvidia-smi -L`), by name.
+        cuda: CUDA version that TensorFlow is built with, None where it is built without.
+        nvcc: version and place of CUDA's compiler, None where there is none.
+        nccl: version of NCCL's wheel, None where it is missing.
         keras: version, None where it is missing.
         backend: Keras' backend, and where it is chosen.
         legacy_keras: TF_USE_LEGACY_KERAS, as it is set.
@@ -37,6 +40,9 @@ class Facts:
     tensorflow_error: str | None = None
     tensorflow_gpus: int = 0
     gpus: tuple[str, ...] = ()
+    cuda: str | None = None
+    nvcc: str | None = None
+    nccl: str | None = None
     keras: str | None = None
     backend: tuple[str, str] = ("tensorflow", "the default")
     legacy_keras: str | None = None

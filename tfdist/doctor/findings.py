@@ -8,10 +8,16 @@ from dataclasses import dataclass
 from packaging.version import Version
 
 from tfdist.build.errors import BuildError
-from tfdist.build.versions import check_python, choose_tensorflow, parse_local_version
+from tfdist.build.versions import (
+    check_python,
+    choose_tensorflow,
+    has_nccl,
+    parse_local_version,
+)
 from tfdist.doctor.facts import Facts
 
 BUILD = "Run `tfdist build-horovod`."
+BUILD_GPU = "Run `tfdist build-horovod --gpu`."
 
 
 @dataclass(frozen=True)
@@ -111,19 +117,29 @@ def _no_horovod(facts: Facts) -> Finding:
 
 def _horovod(facts: Facts, version: str) -> Iterator[Finding]:
     built = parse_local_version(version)
+    again = BUILD_GPU if has_nccl(version) else BUILD
     if built is not None and built[0] not in facts.tensorflow.values():
         yield Finding(
             True,
             f"Horovod {version} was built for TensorFlow {built[0]}, and installed is "
             f"{', '.join(sorted(set(facts.tensorflow.values())))}.",
-            BUILD,
+            again,
+        )
+        return
+    if "libnccl.so" in (facts.horovod_error or ""):
+        yield Finding(
+            True,
+            f"Horovod {version} is built with NCCL, and its library is not found: "
+            f"{facts.horovod_error}",
+            "Run `pip install --force-reinstall nvidia-nccl-cu12`, or `tfdist build-horovod` for one "
+            "without NCCL.",
         )
         return
     if facts.horovod_error is not None:
         yield Finding(
             True,
             f"Horovod {version} cannot be imported: {facts.horovod_error}",
-            "Run `tfdist build-horovod --rebuild`.",
+            again.replace("`.", " --rebuild`."),
         )
         return
     if not facts.controllers:
@@ -158,8 +174,23 @@ def _gpu(facts: Facts) -> Iterator[Finding]:
             False,
             "TensorFlow sees GPUs, and Horovod is built without NCCL: gradients travel through the "
             "hosts' memory.",
-            "Nothing is wrong, but it is slower than it could be.",
+            f"{_nvcc_first(facts)}{BUILD_GPU}",
         )
+    if "nccl" in facts.operations and facts.cuda is None:
+        yield Finding(
+            False,
+            "Horovod is built with NCCL, and the installed TensorFlow without CUDA: it was built "
+            "for another one.",
+            f"{BUILD} Or install the TensorFlow with CUDA again.",
+        )
+
+
+def _nvcc_first(facts: Facts) -> str:
+    """What to do about nvcc before Horovod can be built with NCCL."""
+    major = (facts.cuda or "").partition(".")[0]
+    if not major or (facts.nvcc or "").startswith(f"{major}."):
+        return ""
+    return f"Install nvcc of CUDA {major} (here is {facts.nvcc or 'none'}) and set CUDA_HOME. "
 
 
 def _from(error: BuildError) -> Finding:

@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tfdist.build import survey
+from tfdist.build import survey, survey_gpu
 from tfdist.build.versions import TENSORFLOW_DISTRIBUTIONS
 from tfdist.doctor.facts import Facts, keras_backend
 
@@ -41,6 +41,8 @@ try:
     import tensorflow as tf
     answer["tensorflow_error"] = None
     answer["tensorflow_gpus"] = len(tf.config.list_physical_devices("GPU"))
+    info = tf.sysconfig.get_build_info()
+    answer["cuda"] = info["cuda_version"] if info.get("is_cuda_build") else None
 except Exception as error:
     answer["tensorflow_error"] = message(error)
 if answer["tensorflow_error"] is None:
@@ -78,7 +80,10 @@ def look(env: Mapping[str, str] | None = None) -> Facts:
         tensorflow=survey.installed(TENSORFLOW_DISTRIBUTIONS),
         tensorflow_error=answer.get("tensorflow_error"),
         tensorflow_gpus=answer.get("tensorflow_gpus", 0),
-        gpus=_gpus(env),
+        gpus=survey_gpu.gpus(env),
+        cuda=answer.get("cuda"),
+        nvcc=_nvcc(env),
+        nccl=_nccl(machine.tensorflow),
         keras=versions.get("keras"),
         backend=keras_backend(env, _read(config), str(config)),
         legacy_keras=env.get("TF_USE_LEGACY_KERAS"),
@@ -113,10 +118,15 @@ def _ask_libraries(env: Mapping[str, str]) -> dict[str, Any]:
     return dict(json.loads(text)) if text else {"tensorflow_error": "Python did not start"}
 
 
-def _gpus(env: Mapping[str, str]) -> tuple[str, ...]:
-    lines = _ask(["nvidia-smi", "-L"], env).splitlines()
-    # "GPU 0: NVIDIA H100 (UUID: GPU-...)"
-    return tuple(line.partition(" (UUID")[0] for line in lines if line.startswith("GPU "))
+def _nvcc(env: Mapping[str, str]) -> str | None:
+    home = survey_gpu.toolkit(env)
+    version = survey_gpu.nvcc_version(home)
+    return f"{version} in {home}" if version else None
+
+
+def _nccl(tensorflow: Mapping[str, str]) -> str | None:
+    found = (survey_gpu.nccl_version(survey_gpu.nccl_wheel(name)) for name in tensorflow)
+    return next((version for version in found if version), None)
 
 
 def _mpirun(env: Mapping[str, str]) -> str | None:

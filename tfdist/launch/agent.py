@@ -28,8 +28,9 @@ from typing import Any
 
 from tfdist.launch import lookout, processes
 from tfdist.launch.output import Lines
-from tfdist.launch.place import Place
+from tfdist.launch.place import CHIEF, Place
 from tfdist.launch.rundir import MARK, Failure, RunDir
+from tfdist.launch.terminal import Terminal, terminal_for
 
 BEAT_SECONDS = 2.0
 SILENCE_SECONDS = 30.0
@@ -51,6 +52,7 @@ class Agent:
         self._listener: lookout.Listener | None = None
         self._store: Any = None
         self._run_dir: RunDir | None = None
+        self._terminal: Terminal | None = None
         self._children: dict[Place, subprocess.Popen[bytes]] = {}
         self._patience: dict[int, str] = {}  # what each program has asked for (tfdist/patience.py)
         self._started = False
@@ -124,7 +126,9 @@ class Agent:
         self._store = serve(address)
         self.say(say="rendezvous", port=self._store.server_port)
 
-    def _do_start(self, env: dict[str, str], places: list[Seated], program: list[str]) -> None:
+    def _do_start(
+        self, env: dict[str, str], places: list[Seated], program: list[str], terminal: str
+    ) -> None:
         if self._listener is not None:
             self._listener.close()
         numbers = [Place.parse(word).number for word, _, _ in places]
@@ -133,10 +137,15 @@ class Agent:
         self._watch(os.open(run_dir.events, os.O_RDWR), lambda data: self._pass_on(events.feed(data)))
         # Held open for as long as this process lives: rank.py ends with it.
         os.open(run_dir.alive, os.O_RDWR)
+        if terminal:
+            size, _, names = terminal.partition(":")
+            self._terminal = terminal_for(run_dir, (names.split(","), bytes.fromhex(size)))
+            if self._terminal is not None:
+                self._watch(self._terminal.controller, self._printer(CHIEF, "out"))
         for number in numbers:
             for name in ("out", "err"):
-                pipe = os.open(run_dir.stream(number, name), os.O_RDWR)
-                self._watch(pipe, self._printer(number, name))
+                if (path := run_dir.stream(number, name)).is_fifo():
+                    self._watch(os.open(path, os.O_RDWR), self._printer(number, name))
         self._left = len(places)
         self._started = True
         common = {**os.environ, **env, MARK: str(run_dir.path)}

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import argparse
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from tfdist.launch.hosts import Host, Seat, horovod_env, seats
+from tfdist.launch.hosts import Host, Seat, horovod_env, parse_hosts, seats
 from tfdist.launch.place import Place
 from tfdist.launch.plan import Process, Program, check_cores, env_of_run
 from tfdist.launch.ssh import Ssh
@@ -125,9 +126,17 @@ def seated_arguments(job: HostsJob, seat: Seat) -> list[str]:
 
 
 def plan_hosts(
-    job: HostsJob, run_dir: str, python: str, inherited: Mapping[str, str], package_root: str | None = None
+    job: HostsJob,
+    run_dir: str,
+    python: str,
+    inherited: Mapping[str, str],
+    package_root: str | None = None,
+    terminal: tuple[list[str], bytes] | None = None,
 ) -> Process:
-    """The one process to start on this machine; it starts the others. Arguments as in `plan.plan`."""
+    """The one process to start on this machine; it starts the others. Arguments as in `plan.plan`.
+
+    `terminal` is the answer of `terminal_here`: rank 0 or the chief gets one like it on its host.
+    """
     hosts = ",".join(f"{host.target}:{host.slots}" for host in job.hosts)
     argv = [python, "-m", "tfdist.launch.spread", "--hosts", hosts]
     argv += ["--tasks", ",".join(job.tasks)] if job.tasks else ["--ranks", str(job.ranks)]
@@ -138,8 +147,40 @@ def plan_hosts(
         ("--ssh-identity-file", job.ssh.identity_file),
         ("--network-interfaces", ",".join(job.interfaces) or None),
         ("--start-timeout", f"{job.start_seconds:g}"),
+        ("--terminal", terminal and f"{terminal[1].hex()}:{','.join(terminal[0])}"),
     ):
         if value is not None:
             argv += [name, str(value)]
     env, unset = env_of_run(run_dir, inherited, package_root)
     return Process((*argv, run_dir, job.program.kind, job.program.target, *job.program.args), env, unset)
+
+
+def parse(words: Sequence[str]) -> tuple[HostsJob, str, str]:
+    """The job, the run's directory and rank 0's terminal from a command line of `plan_hosts`."""
+    parser = argparse.ArgumentParser(prog="python -m tfdist.launch.spread")
+    parser.add_argument("--hosts", type=parse_hosts, required=True)
+    parser.add_argument("--tasks", type=lambda text: tuple(text.split(",")), default=())
+    parser.add_argument("--ranks", type=int, default=0)
+    parser.add_argument("--cores-per-rank", type=int)
+    parser.add_argument("--restarts", type=int, default=0)
+    parser.add_argument("--ssh-port", type=int)
+    parser.add_argument("--ssh-identity-file")
+    parser.add_argument("--network-interfaces", type=lambda text: tuple(text.split(",")), default=())
+    parser.add_argument("--start-timeout", type=float, required=True)
+    parser.add_argument("--terminal", default="")
+    parser.add_argument("run_dir")
+    parser.add_argument("program", nargs=argparse.REMAINDER)
+    given = parser.parse_args(words)
+    kind, target, *args = given.program
+    job = HostsJob(
+        Program(kind, target, tuple(args)),
+        given.hosts,
+        given.tasks,
+        given.ranks,
+        given.cores_per_rank,
+        given.restarts,
+        Ssh(given.ssh_port, given.ssh_identity_file, max(1, int(given.start_timeout) // 2)),
+        given.network_interfaces,
+        given.start_timeout,
+    )
+    return job, given.run_dir, given.terminal

@@ -12,7 +12,9 @@ NAMES = ("out", "err")
 
 
 class LogFiles:
-    """Two files a process in `directory`, such as rank-0.out and rank-0.err; an earlier run's are overwritten.
+    """Two files a process in `directory`, such as rank-0.out and rank-0.err.
+
+    An earlier run's are overwritten, or gone on with (`again`).
 
     Attributes:
         problem: why nothing is written any more, "" while it is: a full disk does not end a job.
@@ -21,13 +23,13 @@ class LogFiles:
         OSError: the directory or a file in it cannot be made.
     """
 
-    def __init__(self, directory: Path, places: Sequence[Place]):
+    def __init__(self, directory: Path, places: Sequence[Place], again: bool = False):
         directory.mkdir(parents=True, exist_ok=True)
         self.problem = ""
         self.paths = {(p.number, name): directory / f"{file_name(p)}.{name}" for p in places for name in NAMES}
         self._files: dict[tuple[int, str], IO[bytes]] = {}
         for key, path in self.paths.items():
-            self._files[key] = path.open("wb", buffering=0)
+            self._files[key] = path.open("ab" if again else "wb", buffering=0)
 
     def write(self, number: int, name: str, data: bytes) -> None:
         """Append what process `number` has written to its "out" or "err"."""

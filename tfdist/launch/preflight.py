@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from tfdist.launch.hosts import Host
+from tfdist.launch.hosts_plan import HostsJob
 
 # Distributions that have to be of one version everywhere. TensorFlow has several names.
 COMPARED = ("tfdist", "tensorflow", "keras", "horovod")
@@ -62,6 +63,19 @@ def differences(hosts: Sequence[Host], facts: Sequence[Facts], program: str, rin
                     f"{host.name} has {name} {mine or '(none)'}, and {hosts[0].name} {theirs or '(none)'}: "
                     "install the same version on all hosts."
                 )
+    return lines
+
+
+def crowded(hosts: Sequence[Host], facts: Sequence[Facts], job: HostsJob) -> list[str]:
+    """A line for each host whose processes want more cores than it has."""
+    lines = []
+    for index, (host, own) in enumerate(zip(hosts, facts, strict=True)):
+        count = sum(seat.host == index for seat in job.seats)
+        each = f" x {job.cores_per_rank} cores" if job.cores_per_rank else ""
+        if count * (job.cores_per_rank or 1) > own.cores:
+            have = f"{own.cores} core{'s' * (own.cores != 1)}"
+            who = f"{count} process{'es' * (count > 1)}{each}"
+            lines.append(f"{who} share {have} of {host.name}: they will slow each other.")
     return lines
 
 

@@ -6,10 +6,11 @@ import os
 import shlex
 import signal
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
+from typing import Protocol
 
 import tfdist.cluster
 from tfdist.launch import links, verdict
@@ -32,7 +33,7 @@ from tfdist.launch.spawn import show
 from tfdist.launch.ssh import remote_shell
 from tfdist.launch.supervise import Supervisor
 from tfdist.launch.task_plan import TaskJob, plan_tasks, task_process
-from tfdist.launch.terminal import terminal_for
+from tfdist.launch.terminal import terminal_for, terminal_here
 
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
 
@@ -47,11 +48,17 @@ def available_cores() -> list[int]:
 AnyJob = Job | TaskJob | HostsJob
 
 
+class Interruptible(Protocol):
+    """Whoever signals that ask for an end are passed to."""
+
+    def interrupt(self, signum: int) -> None: ...
+
+
 def process_of(job: AnyJob, run_dir: str) -> Process:
     """The one process to start for the job."""
     root = find_package_root(tfdist.cluster.__file__)
     if isinstance(job, HostsJob):
-        return plan_hosts(job, run_dir, sys.executable, os.environ, root)
+        return plan_hosts(job, run_dir, sys.executable, os.environ, root, terminal_here())
     if isinstance(job, TaskJob):
         return plan_tasks(job, run_dir, sys.executable, os.environ, root)
     return plan(job, run_dir, sys.executable, os.environ, root)
@@ -110,34 +117,59 @@ def run(job: AnyJob, log_dir: str | None = None) -> int:
     Raises:
         OSError: `log_dir`, where each process' output is to be written besides, cannot be made.
     """
+    logs = open_logs(log_dir, job)
+    outcome = run_once(job, logs)
+    explain_run(job, outcome, logs)
+    return outcome.code
+
+
+def open_logs(log_dir: str | None, job: AnyJob, again: bool = False) -> LogFiles | None:
+    """The job's log files; None without a directory for them. OSError as for `run`."""
+    return None if log_dir is None else LogFiles(Path(log_dir), job.places, again)
+
+
+def run_once(
+    job: AnyJob, logs: LogFiles | None, begun: Callable[[Supervisor], None] | None = None
+) -> Outcome:
+    """Run the job and show its output; how it ended.
+
+    Signals that ask for an end stop the ranks, unless whoever calls sees to that: `begun` gets the
+    supervisor then.
+    """
     several = isinstance(job, HostsJob)
     warning = core_warning(job.places, job.cores_per_rank, len(available_cores()))
     if warning and not several:
         say(warning)
-    names = [place.task for place in job.places]
-    of_tasks = any(names)
-    logs = None if log_dir is None else LogFiles(Path(log_dir), job.places)
+    of_tasks = any(place.task for place in job.places)
     run_dir = RunDir.create(len(job.places))
-    terminal = None if several else terminal_for(run_dir)
+    terminal = None if several else terminal_for(run_dir, terminal_here())
     try:
         process = process_of(job, str(run_dir.path))
         supervisor = Supervisor(
             run_dir, job.places, show, terminal=terminal, chief_decides=of_tasks, logs=logs
         )
+        if begun is not None:
+            begun(supervisor)
+            return supervisor.run(process, os.environ)
         with signals_passed_to(supervisor):
-            outcome = supervisor.run(process, os.environ)
+            return supervisor.run(process, os.environ)
     finally:
         run_dir.remove()
         if terminal is not None:
             terminal.close()
         if logs is not None:
             logs.close()
+
+
+def explain_run(job: AnyJob, outcome: Outcome, logs: LogFiles | None) -> None:
+    """Say on stderr what went wrong with the job, and where its log files are."""
+    names = [place.task for place in job.places]
     first = job.places[CHIEF].who if "chief/0" not in names else "the chief"
-    launcher = "the launcher of the tasks" if of_tasks else "Horovod's launcher"
+    launcher = "the launcher of the tasks" if any(names) else "Horovod's launcher"
+    several = isinstance(job, HostsJob)
     explain(outcome, "the start over several hosts" if several else launcher, first)
     if logs is not None:
         tell_of_logs(logs, outcome)
-    return outcome.code
 
 
 def tell_of_logs(logs: LogFiles, outcome: Outcome) -> None:
@@ -149,7 +181,7 @@ def tell_of_logs(logs: LogFiles, outcome: Outcome) -> None:
 
 
 @contextmanager
-def signals_passed_to(supervisor: Supervisor) -> Iterator[None]:
+def signals_passed_to(supervisor: Interruptible) -> Iterator[None]:
     """Have the signals that ask for an end stop the ranks; the previous handlers come back."""
 
     def handle(signum: int, frame: FrameType | None) -> None:

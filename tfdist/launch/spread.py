@@ -9,7 +9,6 @@ so that the supervisor sees ranks of other hosts as it sees its own. It decides 
 
 from __future__ import annotations
 
-import argparse
 import base64
 import os
 import queue
@@ -22,23 +21,21 @@ from pathlib import Path
 from typing import Any
 
 from tfdist.launch import hosts_plan, links, preflight
-from tfdist.launch.hosts import parse_hosts
 from tfdist.launch.hosts_plan import HostsJob
 from tfdist.launch.links import HostError, Link
-from tfdist.launch.plan import Program
 from tfdist.launch.preflight import Facts
 from tfdist.launch.rundir import MARK, Failure, RunDir
-from tfdist.launch.ssh import Ssh
 
 BEAT_SECONDS = 2.0
+ROUND = "TFDIST_ROUND"  # in the environment of an elastic job: the number of its round
 LOST = "HostLost"
 
 
 class Spread:
     """The agents of one job, from the first connection to the end of the last process."""
 
-    def __init__(self, job: HostsJob, run_dir: RunDir):
-        self.job, self.run_dir = job, run_dir
+    def __init__(self, job: HostsJob, run_dir: RunDir, terminal: str = ""):
+        self.job, self.run_dir, self._terminal = job, run_dir, terminal
         self.hosts = job.used
         self._inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._ended: set[int] = set()
@@ -70,6 +67,8 @@ class Spread:
         ]
         ring = not self.job.tasks
         refuse(preflight.differences(self.hosts, facts, program.target, ring))
+        for line in preflight.crowded(self.hosts, facts, self.job):
+            self.run_dir.report("note", 0, text=line)
         networks = self._networks(facts)
         where = ", ".join(
             f"{host.name} ({address}, {name})" for host, (name, address) in zip(self.hosts, networks, strict=True)
@@ -87,7 +86,10 @@ class Spread:
                 for seat in self.job.seats
                 if seat.host == index
             ]
-            link.send(do="start", env=common, places=places, program=[program.kind, program.target, *program.args])
+            words = [program.kind, program.target, *program.args]
+            # The first process is on the first host.
+            terminal = "" if index else self._terminal
+            link.send(do="start", env=common, places=places, program=words, terminal=terminal)
 
     def _networks(self, facts: Sequence[Facts]) -> list[tuple[str, str]]:
         """(interface, address) by which each host is reached by all others."""
@@ -134,19 +136,23 @@ class Spread:
         awaited = set(range(len(self.links))) if only is None else {only}
         found: dict[int, dict[str, Any]] = {}
         wrong: list[str] = []
+        lost: list[int] = []
         while awaited - set(found):
             left = self._ends_at - time.monotonic()
             missing = sorted(awaited - set(found))
             if left <= 0:
                 names = ", ".join(self.hosts[i].name for i in missing)
                 wrong.append(f"{names} gave no answer within {self.job.start_seconds:g} s (--start-timeout).")
+                lost += missing
                 break
             try:
                 index, message = self._inbox.get(timeout=min(left, 1.0))
             except queue.Empty:
+                self._beat()
                 continue
             if message is None:
                 wrong.append(self.links[index].why())
+                lost.append(index)
                 awaited.discard(index)
             elif message["say"] == "signal":
                 raise SystemExit(128 + message["signal"])
@@ -155,6 +161,9 @@ class Spread:
                 awaited.discard(index)
             elif message["say"] == say:
                 found[index] = message
+        if lost and ROUND in os.environ:  # the next round does without them
+            for index in lost:
+                self._lost(index, "; ".join(wrong))
         refuse(wrong)
         return [found[index] for index in sorted(found)]
 
@@ -171,8 +180,7 @@ class Spread:
             now = time.monotonic()
             if now >= beat_at:
                 beat_at = now + BEAT_SECONDS
-                for link in self.links:
-                    link.send(do="beat")
+                self._beat()
                 for at, link in enumerate(self.links):
                     if link.silent(now):
                         self._lost(at, f"nothing was heard of it for {links.SILENCE_SECONDS:g} s")
@@ -182,6 +190,10 @@ class Spread:
             else:
                 self._hear(index, message)
         return next((code for _, code in sorted(self._codes.items()) if code), 0)
+
+    def _beat(self) -> None:
+        for link in self.links:
+            link.send(do="beat")
 
     def _hear(self, index: int, message: dict[str, Any]) -> None:
         what = message["say"]
@@ -277,42 +289,12 @@ def refuse(lines: Sequence[str]) -> None:
         raise HostError("\n".join(lines))
 
 
-def parse(words: Sequence[str]) -> tuple[HostsJob, str]:
-    """The job and the run's directory from a command line that `plan_hosts` has written."""
-    parser = argparse.ArgumentParser(prog="python -m tfdist.launch.spread")
-    parser.add_argument("--hosts", type=parse_hosts, required=True)
-    parser.add_argument("--tasks", type=lambda text: tuple(text.split(",")), default=())
-    parser.add_argument("--ranks", type=int, default=0)
-    parser.add_argument("--cores-per-rank", type=int)
-    parser.add_argument("--restarts", type=int, default=0)
-    parser.add_argument("--ssh-port", type=int)
-    parser.add_argument("--ssh-identity-file")
-    parser.add_argument("--network-interfaces", type=lambda text: tuple(text.split(",")), default=())
-    parser.add_argument("--start-timeout", type=float, required=True)
-    parser.add_argument("run_dir")
-    parser.add_argument("program", nargs=argparse.REMAINDER)
-    given = parser.parse_args(words)
-    kind, target, *args = given.program
-    job = HostsJob(
-        Program(kind, target, tuple(args)),
-        given.hosts,
-        given.tasks,
-        given.ranks,
-        given.cores_per_rank,
-        given.restarts,
-        Ssh(given.ssh_port, given.ssh_identity_file, max(1, int(given.start_timeout) // 2)),
-        given.network_interfaces,
-        given.start_timeout,
-    )
-    return job, given.run_dir
-
-
 def main() -> None:
     """Start the job that the command line describes; leave with its exit code."""
-    job, path = parse(sys.argv[1:])
+    job, path, terminal = hosts_plan.parse(sys.argv[1:])
     os.environ.pop("TF_CONFIG", None)
     os.environ[MARK] = path
-    spread = Spread(job, RunDir(path))
+    spread = Spread(job, RunDir(path), terminal)
     for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1):
         signal.signal(signum, spread.interrupt)
     threading.Thread(target=spread.end_when_alone, daemon=True).start()

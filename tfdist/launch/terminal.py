@@ -30,12 +30,27 @@ class Terminal:
         os.close(self.user_side)
 
 
-def terminal_for(run_dir: RunDir) -> Terminal | None:
-    """Replace the pipes of rank 0 that end in a terminal here; None where none does."""
+def terminal_here() -> tuple[list[str], bytes] | None:
+    """Which of stdout and stderr are a terminal here, by their names "out" and "err", and its size.
+
+    None where stdout is none.
+    """
     names = [n for n, stream in (("out", sys.stdout), ("err", sys.stderr)) if stream.isatty()]
     if "out" not in names:
         return None
-    size = fcntl.ioctl(sys.stdout.fileno(), termios.TIOCGWINSZ, bytes(8))
+    return names, fcntl.ioctl(sys.stdout.fileno(), termios.TIOCGWINSZ, bytes(8))
+
+
+def terminal_for(run_dir: RunDir, here: tuple[list[str], bytes] | None) -> Terminal | None:
+    """Replace the pipes of rank 0 that end in a terminal; None where none does.
+
+    Args:
+        run_dir: of the run.
+        here: the answer of `terminal_here`, perhaps another host's.
+    """
+    if here is None:
+        return None
+    names, size = here
     terminal = Terminal(size)
     for name in names:
         pipe = run_dir.stream(0, name)

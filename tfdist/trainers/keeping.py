@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 from abc import abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -12,6 +13,7 @@ import keras
 
 from tfdist.comm import watch
 
+ROUND = "TFDIST_ROUND"  # set in an elastic job (launch/rounds.py)
 PROGRESS = "_checkpoint"  # the fact by which rank 0 tells the others where its checkpoint is
 
 
@@ -60,6 +62,11 @@ def _listed(callbacks: Any) -> list[Any]:
 def kept(model: Any, call: dict[str, Any]) -> Iterator[None]:
     """Surrounds a `fit` with these arguments, of which it changes the callbacks."""
     keeper = keeper_of(call["callbacks"])
+    if keeper is None and ROUND in os.environ:
+        raise ValueError(
+            "fit got no tfdist.Checkpoint, and this job is elastic (tfdist run --min-np): when a rank ends all would "
+            "begin again. Pass callbacks=[tfdist.Checkpoint(DIRECTORY)], a directory that all hosts share."
+        )
     if keeper is None:
         yield
         return
