@@ -72,7 +72,7 @@ def test_an_address_that_is_taken():
 def test_an_address_that_nobody_knows():
     met = dataclasses.replace(mets(2)[0], address="no-such-host.invalid:2222")
     with pytest.raises(RuntimeError, match="does not know its own address no-such-host.invalid:2222"):
-        rendezvous.meet(met, 5)
+        rendezvous.meet(met, 0.5)
 
 
 def test_ranks_of_different_jobs_are_told_apart():

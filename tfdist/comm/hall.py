@@ -24,15 +24,17 @@ class Hall:
 
     Args:
       meeting: rank 0's.
+      seconds: for everything; a cluster's DNS may learn a new pod's name a moment after the pod starts.
       host, port: where to listen. A name of this host that leads to a loopback address only (Debian's 127.0.1.1)
         would shut the others out: then, and where the address is another machine's that forwards to this one, it
         listens on all addresses.
     """
 
-    def __init__(self, meeting: Meeting, host: str, port: int) -> None:
+    def __init__(self, meeting: Meeting, host: str, port: int, seconds: float) -> None:
         from horovod.runner.http.http_server import RendezvousHandler, RendezvousHTTPServer
 
-        self.meeting = meeting
+        self.meeting, self._ends = meeting, time.monotonic() + seconds
+        self._seconds = seconds
         self.came: dict[int, tuple[str, str]] = {}  # rank -> its host and process
         self._reached_at: set[str] = set()  # addresses of this host by which they came
         self._changed = threading.Condition()
@@ -55,7 +57,7 @@ class Hall:
                 else:
                     super().do_GET()
 
-        where = bind_address(host, meeting)
+        where = bind_address(host, meeting, seconds)
         try:
             self._server = RendezvousHTTPServer((where, port), Door, 0)
         except OSError as error:
@@ -82,14 +84,13 @@ class Hall:
         with self._changed:
             return self._answer
 
-    def wait(self, seconds: float) -> str:
+    def wait(self) -> str:
         """Until all have come; the address of this host by which they did.
 
         Raises:
-          RuntimeError: some have not, after `seconds`.
+          RuntimeError: some have not, in time.
         """
         meeting, teller = self.meeting, Teller(self.meeting)
-        ends = time.monotonic() + seconds
         while True:
             with self._changed:
                 missing = [meeting.names[r] for r in range(1, meeting.size) if r not in self.came]
@@ -97,10 +98,10 @@ class Hall:
                     address = best(self._reached_at)
                     self._answer = 200, json.dumps({"address": address})
                     return address
-                left = ends - time.monotonic()
+                left = self._ends - time.monotonic()
                 if left <= 0:
                     text = (
-                        f"after {seconds:g} s there is no {', '.join(missing)} at {meeting.address}, where "
+                        f"after {self._seconds:g} s there is no {', '.join(missing)} at {meeting.address}, where "
                         f"{meeting.me} on {socket.gethostname()} waits. Start the same script there, and see that "
                         f"this address is reached from there; set {DEADLINE} (seconds) to wait longer"
                     )
@@ -135,19 +136,24 @@ def answer(handler: Any, code: int, text: str) -> None:
     handler.wfile.write(data)
 
 
-def bind_address(host: str, meeting: Meeting) -> str:
+def bind_address(host: str, meeting: Meeting, seconds: float = 0.0) -> str:
     """The address to listen at for the ranks: the host's own where it has one that is not loopback, else all.
 
     Raises:
-      RuntimeError: the name of the host is not known here.
+      RuntimeError: the name of the host is not known here, and was not learnt in `seconds`.
     """
-    try:
-        found = socket.getaddrinfo(host, None, socket.AF_INET, socket.SOCK_STREAM)
-    except OSError as error:
-        raise RuntimeError(
-            f"{meeting.me} on {socket.gethostname()} does not know its own address {meeting.address}: "
-            f"{error.strerror or error}. Write one of this host, an IPv4 address or a name that has one."
-        ) from error
+    ends = time.monotonic() + seconds
+    while True:
+        try:
+            found = socket.getaddrinfo(host, None, socket.AF_INET, socket.SOCK_STREAM)
+            break
+        except OSError as error:
+            if time.monotonic() + ASK > ends:
+                raise RuntimeError(
+                    f"{meeting.me} on {socket.gethostname()} does not know its own address {meeting.address}: "
+                    f"{error.strerror or error}. Write one of this host, an IPv4 address or a name that has one."
+                ) from error
+            time.sleep(ASK)
     address = str(found[0][4][0])
     alone = meeting.local_size == meeting.size
     if ipaddress.ip_address(address).is_loopback:

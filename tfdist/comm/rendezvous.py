@@ -49,7 +49,7 @@ def meet(meeting: Meeting, seconds: float) -> dict[str, str]:
     """Meets the others; the variables by which Horovod finds them. Raises as `join`."""
     host, port = host_and_port(meeting.address)
     if meeting.rank == 0:
-        mine = address = Hall(meeting, host, port).wait(seconds)
+        mine = address = Hall(meeting, host, port, seconds).wait()
     else:
         mine, address = _Guest(meeting, host, port).wait(seconds)
     return {
