@@ -191,9 +191,9 @@ sys.exit(3 * (os.environ["HOROVOD_RANK"] == "2"))
             pids["beta" if line[0] == "[1]" else "alpha"] = int(line[-2]), int(line[-1])
         victims = {
             "rank": pids["beta"][0],
-            "launcher": found("tfdist.cli.main", "alpha:1,beta:1"),
-            "ssh": found("ssh", "-T", "beta"),
-            "agent": parent(pids["beta"][1]),
+            "launcher": hosts.processes("tfdist.cli.main", "alpha:1,beta:1")[0],
+            "ssh": hosts.processes("ssh", "-T", "beta")[0],
+            "agent": psutil.Process(pids["beta"][1]).ppid(),
         }
         os.kill(victims[victim], signal.SIGKILL)
         out, err = process.communicate(timeout=60)
@@ -206,7 +206,7 @@ sys.exit(3 * (os.environ["HOROVOD_RANK"] == "2"))
             assert "was killed by signal 9 (SIGKILL)" in err
         elif victim != "launcher":
             assert "the host was lost" in err
-        gone([pid for pair in pids.values() for pid in pair])
+        gone(hosts, [pid for pair in pids.values() for pid in pair])
 
     def test_sigterm_ends_all(self, hosts, tmp_path):
         text = "import threading; print('up', flush=True); threading.Event().wait()"
@@ -214,7 +214,7 @@ sys.exit(3 * (os.environ["HOROVOD_RANK"] == "2"))
         process = hosts.popen(0, words, env=ENV, cwd=ROOT)
         for _ in range(2):
             assert "up" in process.stdout.readline()
-        os.kill(found("tfdist.cli.main", "alpha:1,beta:1"), signal.SIGTERM)
+        os.kill(hosts.processes("tfdist.cli.main", "alpha:1,beta:1")[0], signal.SIGTERM)
         out, err = process.communicate(timeout=60)
         assert process.returncode == 128 + signal.SIGTERM
         assert "ended by SIGTERM; no process is left" in err
@@ -235,35 +235,21 @@ sys.exit(3 * (os.environ["HOROVOD_RANK"] == "2"))
             assert "rank 1 on beta" in err
             assert "nothing was heard of it for 15 s" in err
             ends = time.monotonic() + 60
-            while left := agents():
+            while left := agents(hosts):
                 assert time.monotonic() < ends, left
                 time.sleep(0.5)
         finally:
             hosts.plug_in(1)
 
 
-def found(*words):
-    """The process whose command line has all of these."""
-    for process in psutil.process_iter(["cmdline"]):
-        line = process.info["cmdline"] or ["ip"]
-        if line[0] not in ("ip", "unshare", "sh") and all(word in line for word in words):
-            return process.pid
-    raise AssertionError(f"no process {words}")
-
-
-def parent(pid):
-    """Of a process."""
-    return psutil.Process(pid).ppid()
-
-
-def agents():
-    """Agents that run."""
-    return [p.pid for p in psutil.process_iter(["cmdline"]) if "tfdist.launch.agent" in (p.info["cmdline"] or [])]
-
-
-def gone(pids):
+def gone(hosts, pids):
     """Wait until these have ended, and all agents."""
     ends = time.monotonic() + 40
-    while left := [pid for pid in pids if psutil.pid_exists(pid)] + agents():
+    while left := [pid for pid in pids if psutil.pid_exists(pid)] + agents(hosts):
         assert time.monotonic() < ends, left
         time.sleep(0.1)
+
+
+def agents(hosts):
+    """Agents that run."""
+    return hosts.processes("tfdist.launch.agent")

@@ -19,6 +19,7 @@ import uuid
 from collections.abc import Sequence
 from pathlib import Path
 
+import psutil
 import pytest
 
 ETC = Path("/etc/netns")  # `ip netns exec` shows what is there as /etc
@@ -99,6 +100,17 @@ class Hosts:
             out, err = process.communicate(timeout=30)
             pytest.fail(f"{words[:4]}... on {self.names[host]} had not ended after {timeout:g} s:\n{out}\n{err}")
         return subprocess.CompletedProcess(list(words), process.returncode, out, err)
+
+    def processes(self, *words: str) -> list[int]:
+        """Processes on these hosts whose command line has all of the words, but for those that only lead there."""
+        found = []
+        for space in self._spaces:
+            for pid in map(int, _do(["ip", "netns", "pids", space]).split()):
+                with contextlib.suppress(psutil.Error):
+                    line = psutil.Process(pid).cmdline() or ["ip"]
+                    if line[0] not in ("ip", "unshare", "sh") and all(word in line for word in words):
+                        found.append(pid)
+        return found
 
     def cut_off(self, host: int) -> None:
         """Unplug a host's cable."""
