@@ -219,6 +219,22 @@ sys.exit(3 * (os.environ["HOROVOD_RANK"] == "2"))
         assert process.returncode == 128 + signal.SIGTERM
         assert "ended by SIGTERM; no process is left" in err
 
+    @pytest.mark.parametrize("job", [["-H", "beta:1,alpha:1"], ["-H", "alpha:2,beta:1", "--ps", "1", "--workers", "1"]])
+    def test_preemption(self, hosts, tmp_path, job):
+        """SIGTERM: ranks and chief are told of, also on other hosts, and have the time that a checkpoint takes."""
+        kept = tmp_path / "kept"
+        words = [*TFDIST, "run", "-i", str(hosts.key), *job, TRAIN, "60", str(kept)]
+        process = hosts.popen(0, words, env=ENV, cwd=ROOT)
+        while (line := process.stdout.readline()) and line != "epoch 12\n":
+            pass
+        assert line, process.stderr.read()
+        os.kill(hosts.processes("tfdist.cli.main")[0], signal.SIGTERM)
+        out, err = process.communicate(timeout=60)
+        assert process.returncode == os.EX_TEMPFAIL, err
+        assert f"tfdist: leaving with exit code 75 (SIGTERM); {kept}/0000" in out
+        assert "left with exit code 75: start the job again to go on" in err
+        assert len(list(kept.iterdir())) == 1
+
     def test_a_host_is_cut_off_in_mid_epoch(self, hosts):
         """L3: the rest ends within seconds, the host is named; its own processes end without a word from here."""
         words = [*TFDIST, "run", "-i", str(hosts.key), "-H", "alpha:1,beta:1", TRAIN, "3", "stay"]

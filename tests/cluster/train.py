@@ -1,7 +1,11 @@
-"""A small training that gives the same weights however many ranks share it: run by the tests of this folder."""
+"""A small training that gives the same weights however many ranks share it: run by the tests of this folder.
+
+Arguments: epochs, and "stay" or a directory for checkpoints.
+"""
 
 import sys
 import threading
+import time
 
 import keras
 import numpy as np
@@ -20,14 +24,18 @@ with strategy.scope():
 
 
 class Told(keras.callbacks.Callback):
-    """Says where the training is; with a second argument it stays in its first epoch until it is ended."""
+    """Says where the training is; it may stay in its second epoch until it is ended, or take its time."""
 
     def on_epoch_begin(self, epoch, logs=None):
         print(f"epoch {epoch}", flush=True)
-        if len(sys.argv) > 2 and epoch == 1:
+        if how == "stay" and epoch == 1:
             threading.Event().wait()
+        if how:
+            time.sleep(0.3)  # not to wait for something: to be slow
 
 
-model.fit(x, y, batch_size=16, epochs=epochs, verbose=0, callbacks=[Told()])
+how = sys.argv[2] if len(sys.argv) > 2 else ""
+keep = [tfdist.Checkpoint(how, seconds=100)] if how not in ("", "stay") else []
+model.fit(x, y, batch_size=16, epochs=epochs, verbose=0, callbacks=[Told(), *keep])
 total = float(sum(np.abs(w).sum() for w in model.get_weights()))
 print(f"total {total:.5f}", flush=True)

@@ -156,9 +156,9 @@ class Agent:
             self._children[place] = child
             threading.Thread(target=self._wait, args=(place, child), daemon=True).start()
 
-    def _do_stop(self, signal: int) -> None:
-        for child in self._children.values():
-            if child.poll() is None:
+    def _do_stop(self, signal: int, numbers: list[int]) -> None:
+        for place, child in self._children.items():
+            if place.number in numbers and child.poll() is None:
                 child.send_signal(signal)
 
     # -- what ranks say
@@ -222,11 +222,10 @@ class Agent:
     # -- the end
 
     def _drain(self) -> None:
-        """What was printed and reported until now."""
+        """What was printed and reported until now. Commands can wait: there is nothing left to command."""
+        self._selector.unregister(self._commands)
         while ready := self._selector.select(0):
             for key, _ in ready:
-                if key.fd == self._commands:
-                    return
                 key.data(os.read(key.fd, 1 << 16))
 
     def _clean_up(self, seconds: float) -> list[str]:

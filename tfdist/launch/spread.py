@@ -40,7 +40,7 @@ class Spread:
         self._inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._ended: set[int] = set()
         self._codes: dict[int, int] = {}
-        self._stopping = False
+        self._stopping = self._patient_told = False
         self._streams: dict[tuple[int, str], int] = {}
         self._ends_at = time.monotonic() + job.start_seconds
         self.links = [
@@ -227,10 +227,18 @@ class Spread:
             data = data[os.write(self._streams[number, name], data) :]
 
     def _stop(self, signum: int) -> None:
-        if not self._stopping:
+        """Pass a signal on: first to those alone who have asked for time, where there are any (supervise.py)."""
+        numbers = [seat.number for seat in self.job.seats]
+        patient = [n for n in numbers if self.run_dir.patience_file(n).exists()]
+        if patient and not self._patient_told and signum in (signal.SIGTERM, signal.SIGUSR1):
+            self._patient_told = True
+            numbers = patient
+        elif self._stopping:
+            return
+        else:
             self._stopping = True
-            for link in self.links:
-                link.send(do="stop", signal=signum)
+        for link in self.links:
+            link.send(do="stop", signal=signum, numbers=numbers)
 
     def _lost(self, index: int, why: str) -> None:
         """A host is gone: its processes have failed."""
