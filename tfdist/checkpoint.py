@@ -6,6 +6,7 @@ import contextlib
 import os
 import random
 import shutil
+import tempfile
 import time
 from pathlib import Path
 from typing import Any
@@ -93,6 +94,7 @@ class Checkpoint(keeping.Keeper):
         self._found, self._resumed = None, False
         if not self._writes:
             return
+        check_directory(self.directory)
         if (last := stored.latest(self.directory)) is not None:
             self._found = stored.progress(last)
         # The order of arrays comes from it; without one nobody could repeat it.
@@ -289,6 +291,19 @@ class Checkpoint(keeping.Keeper):
         kept = stored.values_of(self._kept, "metric")
         if not whole_state.set_metrics(self.model, self._board, kept) and self._writes:
             print("tfdist: the metrics are others than the checkpoint's; they count from here", flush=True)
+
+
+def check_directory(directory: Path) -> None:
+    """Makes it; ValueError where that fails, or nothing can be written there: not only when a checkpoint is due."""
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=directory):
+            pass
+    except OSError as error:
+        raise ValueError(
+            f"Checkpoint: directory is {str(directory)!r}, where nothing can be written ({error.strerror or error}). "
+            "Give one on a file system that outlives the job, which this user may write."
+        ) from error
 
 
 def _ring_of(model: Any) -> tuple[Switchboard | None, Accord]:

@@ -79,6 +79,13 @@ class World:
         return cls(0, 1, 0, 1, host)
 
 
+def launched(env: Mapping[str, str]) -> bool:
+    """Whether a launcher of ranks has started this process, if only one."""
+    return any(
+        (each.rank in env or each.size in env) and not _of_srun(each, env) for each in LAUNCHERS
+    )
+
+
 @dataclass(frozen=True)
 class Launcher:
     """The names under which one launcher passes a process its place."""

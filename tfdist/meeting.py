@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from tfdist import slurm, tf_config
-from tfdist.cluster import World
+from tfdist.cluster import World, launched
 from tfdist.tf_config import LOOPBACK, Cluster, Task, host_and_port
 
 ADDRESS = "TFDIST_RENDEZVOUS"  # "host:port" in place of the one that is computed
@@ -30,6 +30,7 @@ class Meeting:
         address: "host:port" of rank 0.
         names: what each rank is called by whoever started it: "worker/1", "task 1".
         origin: who that is, for messages.
+        common: what all ranks must have been told alike, as text.
     """
 
     rank: int
@@ -42,6 +43,7 @@ class Meeting:
     address: str
     names: tuple[str, ...]
     origin: str
+    common: str
 
     def environment(self) -> dict[str, str]:
         """The place of this rank as Horovod's launcher would tell it."""
@@ -74,7 +76,9 @@ def from_env(env: Mapping[str, str] | None = None) -> Meeting | None:
     if World.from_env(env).size > 1:
         return None
     found = tf_config.from_env(env)
-    meeting = of_cluster(*found) if found is not None else of_step(slurm.read(env))
+    # In an allocation of Slurm's a launcher may have started this process alone.
+    step = None if found is not None or launched(env) else slurm.read(env)
+    meeting = of_cluster(*found) if found is not None else of_step(step)
     if meeting is None or ADDRESS not in env:
         return meeting
     host, _, port = env[ADDRESS].rpartition(":")
@@ -119,6 +123,7 @@ def of_cluster(cluster: Cluster, task: Task) -> Meeting | None:
         address=cluster.address(ranks[0]),
         names=tuple(each.name for each in ranks),
         origin="TF_CONFIG",
+        common=", ".join(f"{each.name} {cluster.address(each)}" for each in ranks),
     )
 
 
@@ -143,6 +148,7 @@ def of_step(step: slurm.Step | None) -> Meeting | None:
         address=f"{step.nodes[0]}:{step.port}",
         names=tuple(f"task {rank}" for rank in range(step.size)),
         origin="Slurm",
+        common=", ".join(f"{node} x {count}" for node, count in zip(step.nodes, step.counts, strict=True)),
     )
 
 

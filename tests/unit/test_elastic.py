@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
+from dataclasses import replace
+
+import psutil
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tfdist.launch import elastic
+from tfdist.comm.watch import RankEndedError
+from tfdist.launch import discovery, elastic, verdict
 from tfdist.launch.discovery import Discovery, DiscoveryError
 from tfdist.launch.elastic import Limits
 from tfdist.launch.hosts import Host, parse_hosts
@@ -99,7 +104,9 @@ class TestJudge:
 
     def test_ranks_that_were_asked_or_told_to_leave_come_back(self):
         assert elastic.judge(outcome(75, LEFT), True, 5, 9, 0, LIMITS).why == "hosts have changed"
-        assert elastic.judge(outcome(75, LEFT), False, 5, 9, 0, LIMITS).why == "rank 1 was told to leave"
+        assert elastic.judge(outcome(75, LEFT), False, 99, 9, 0, LIMITS).why == "rank 1 was told to leave"
+        # A program that leaves so by itself would come back for ever.
+        assert not elastic.judge(outcome(75, LEFT), False, 5, 2, 2, LIMITS).again
 
     def test_rounds_that_do_nothing_are_counted(self):
         assert elastic.judge(outcome(137, KILLED), False, 5, 1, 1, LIMITS).again
@@ -115,6 +122,28 @@ class TestJudge:
             assert (after.again, "--reset-limit" in after.why) == (False, True)
 
 
+class TestCulprit:
+    """Clocks of hosts differ, and a killed rank is reported after those that miss it."""
+
+    def test_a_killed_rank_rather_than_one_that_waited_for_it(self):
+        waited = failure(0, "a", kind=("RankEndedError", "RuntimeError"), message="rank 1 (b) ended")
+        late = failure(1, "b", signal=9, code=137)
+        assert verdict.culprit([waited, late]) is late
+        assert elastic.heals(waited)
+
+    @pytest.mark.parametrize("outside", [KILLED, LOST])
+    def test_what_no_rank_can_cause_comes_first(self, outside):
+        later = replace(outside, at=5.0)
+        assert verdict.culprit([failure(0, "a", kind=("ValueError",)), later]) is later
+
+    def test_an_abort_can_follow_from_another_ranks_exception(self):
+        bug, aborted = failure(0, "a", kind=("ValueError",)), failure(1, "b", signal=6, code=134)
+        assert verdict.culprit([replace(aborted, at=1.0), bug]) is bug
+
+    def test_the_roll_call_says_so_by_its_class(self):
+        assert RankEndedError.__name__ in verdict.PEER_LOST_KINDS
+
+
 class TestDiscovery:
     def script(self, tmp_path, text):
         path = tmp_path / "hosts.sh"
@@ -128,6 +157,21 @@ class TestDiscovery:
 
     def test_without_one(self):
         assert Discovery(None, parse_hosts("a:2")).hosts() == parse_hosts("a:2")
+
+    def test_comments_and_drained_hosts(self, tmp_path):
+        assert self.script(tmp_path, "echo a:2 '# old'; echo '# none'; echo b:0").hosts() == parse_hosts("a:2")
+
+    def test_what_is_no_text(self, tmp_path):
+        with pytest.raises(DiscoveryError, match="is no host"):
+            self.script(tmp_path, r"printf '\\377\\376'").hosts()
+
+    def test_one_that_hangs_ends_with_all_it_has_started(self, tmp_path, monkeypatch):
+        monkeypatch.setattr(discovery, "SECONDS", 0.5)
+        pid = tmp_path / "pid"
+        with pytest.raises(DiscoveryError, match=r"took longer than 0.5 s"):
+            self.script(tmp_path, f"sleep 600 & echo $! > {pid}; wait").hosts()
+        with contextlib.suppress(psutil.NoSuchProcess):
+            psutil.Process(int(pid.read_text())).wait(5)
 
     @pytest.mark.parametrize(
         ("text", "message"),

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import shlex
+import tempfile
 
 import pytest
 from click.testing import CliRunner
@@ -10,13 +12,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tfdist.cli.run import run as verb
-from tfdist.launch import hosts_plan, preflight, ssh
+from tfdist.launch import hosts_plan, links, preflight, ssh
 from tfdist.launch.hosts import Host, parse_hostfile, parse_hosts, seats
 from tfdist.launch.hosts_plan import HostsJob
 from tfdist.launch.logs import LogFiles
+from tfdist.launch.output import Lines
 from tfdist.launch.place import Place
 from tfdist.launch.plan import Program
 from tfdist.launch.preflight import Facts
+from tfdist.launch.rundir import RunDir
 from tfdist.launch.ssh import Ssh
 
 TWO = parse_hosts("a:2,me@b:2")
@@ -38,7 +42,7 @@ class TestHosts:
 
     @pytest.mark.parametrize("text", ["", "a:", "a:x", ":2", "a b", "a,,b", "a:2:3", "-oProxyCommand=x y", "a;b"])
     def test_malformed(self, text):
-        with pytest.raises(ValueError, match="-H: .* is no host, expected one such as 'host1:2'"):
+        with pytest.raises(ValueError, match="-H: .* is no host, expected a name or IPv4 address such as 'host1:2'"):
             parse_hosts(text)
 
     def test_no_slots_and_twice(self):
@@ -274,6 +278,38 @@ class TestCommand:
         assert done.exit_code == 0
         assert "ssh" not in done.output
         assert "-np 4 -H localhost:4" in done.output
+
+
+def test_what_a_login_shell_prints_is_no_message():
+    assert links.message_of('{"say": "facts"}') == {"say": "facts"}
+    for line in ("welcome", "42", "[1]", '{"a": 1}', "", '"say"', "{"):
+        assert links.message_of(line) is None
+
+
+def test_a_line_without_end_does_not_grow_for_ever():
+    lines = Lines(limit=10)
+    assert lines.feed(b"0123456789") == []
+    assert lines.feed(b"abc") == ["0123456789abc"]
+    assert lines.feed(b"10 %\r20 %\r30 %") == []
+    assert lines.feed(b"\n") == ["30 %"]
+    assert Lines().feed(b"x" * 100) == []
+
+
+def test_what_killed_runs_left_is_removed(tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    left, alive, fresh, other = (RunDir.create(1) for _ in range(4))
+    held = os.open(alive.alive, os.O_RDWR)
+    (tmp_path / "tfdist-run-file").write_text("")
+    for run_dir in (left, alive):
+        os.utime(run_dir.path, (0, 0))
+    os.utime(tmp_path / "tfdist-run-file", (0, 0))
+    other.remove()
+    RunDir.create(1)
+    os.close(held)
+    assert not left.path.exists()
+    assert alive.path.exists()
+    assert fresh.path.exists()
+    assert (tmp_path / "tfdist-run-file").exists()
 
 
 class TestLogs:

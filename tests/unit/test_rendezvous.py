@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import json
 import socket
 import urllib.error
 import urllib.request
@@ -92,6 +94,34 @@ def test_a_place_is_given_once():
     assert len(errors) == 1
     # Whether it came before all had gone on or after.
     assert "is worker/1 already" in str(errors[0]) or "has begun with another worker/1" in str(errors[0])
+
+
+def test_a_rank_that_ended_while_it_waited_may_come_again(monkeypatch):
+    """TFJob starts a pod again while another still fetches its image."""
+    monkeypatch.setattr(hall, "AWAY", 0.5)
+    first, second, third = mets(3)
+    address = f"http://{first.address}/tfdist/1"
+    told = {"names": second.names, "common": second.common, "host": "h", "process": "dead"}
+    with ThreadPoolExecutor(3) as pool:
+        zero = pool.submit(rendezvous.meet, first, 20)
+        while True:  # until rank 0 listens
+            with contextlib.suppress(urllib.error.URLError):
+                request = urllib.request.Request(address, json.dumps(told).encode(), method="PUT")
+                assert urllib.request.urlopen(request, timeout=5).status == 200
+                break
+        two = pool.submit(rendezvous.meet, third, 20)
+        with pytest.raises(TimeoutError):  # a dead rank does not count as there
+            two.result(1.5)
+        one = pool.submit(rendezvous.meet, second, 20)
+        assert [f.result()["HOROVOD_RANK"] for f in (zero, one, two)] == ["0", "1", "2"]
+
+
+def test_other_addresses_are_refused():
+    first, second = mets(2)
+    other = dataclasses.replace(second, common="worker/0 x:1, worker/1 y:1")
+    found = meet_all([first, other], seconds=1)
+    assert "its TF_CONFIG has worker/0 x:1, worker/1 y:1, and that of rank 0" in str(found[1])
+    assert first.common in str(found[1])
 
 
 def test_nonsense_is_refused():

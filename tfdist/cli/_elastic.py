@@ -132,7 +132,10 @@ def run_elastic(
         return 0
     if over is None and elastic.script is None and (problem := controller_problem("gloo")):
         raise click.ClickException(problem)
-    return Rounds(job_on, discovery, elastic.limits, log_dir).run()
+    try:
+        return Rounds(job_on, discovery, elastic.limits, log_dir).run()
+    except OSError as error:
+        raise click.BadParameter(str(error), param_hint="--log-dir") from error
 
 
 def check_elastic(ranks: int | None, workers: int | None, ps: int | None, controller: str | None) -> None:

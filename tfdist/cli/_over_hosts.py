@@ -132,7 +132,9 @@ def over_hosts(
             named = parse_hosts(hosts)
         elif hostfile is not None:
             named = parse_hostfile(Path(str(hostfile)).read_text(), str(hostfile))
-    except (ValueError, OSError) as error:
+    except OSError as error:
+        raise click.UsageError(f"--hostfile {hostfile}: {error.strerror or error}") from error
+    except ValueError as error:
         raise click.UsageError(str(error)) from error
     total = START_SECONDS if seconds is None else seconds
     names = tuple(name.strip() for name in (interfaces or "").split(",") if name.strip())

@@ -17,6 +17,7 @@ from tfdist.meeting import Meeting
 DEADLINE = "TFDIST_START_DEADLINE"  # seconds
 TELL = 10.0  # seconds between two lines about ranks that are not there yet
 ASK = 0.2  # seconds between two looks of a rank
+AWAY = 5.0  # seconds without one after which a rank counts as gone
 
 
 class Hall:
@@ -36,6 +37,8 @@ class Hall:
         self.meeting, self._ends = meeting, time.monotonic() + seconds
         self._seconds = seconds
         self.came: dict[int, tuple[str, str]] = {}  # rank -> its host and process
+        self._seen: dict[int, float] = {}  # rank -> when it last asked
+        self._last_came = 0.0
         self._reached_at: set[str] = set()  # addresses of this host by which they came
         self._changed = threading.Condition()
         self._answer: tuple[int, str] | None = None  # for those who ask whether to go
@@ -53,7 +56,7 @@ class Hall:
 
             def do_GET(self) -> None:  # noqa: N802
                 if self.path.startswith("/tfdist/"):
-                    answer(self, *(hall.go() or (404, "")))
+                    answer(self, *(hall.go(self.path.split("/")[3:]) or (404, "")))
                 else:
                     super().do_GET()
 
@@ -71,18 +74,29 @@ class Hall:
     def enter(self, who: str, body: bytes, reached_at: str) -> tuple[int, str]:
         """A rank has come; the answer to it."""
         with self._changed:
+            self._forget_the_gone(AWAY)
             problem = refusal(self.meeting, who, body, self.came if self._answer is None else None)
             if problem:
                 return 409, problem
             self.came[int(who)] = caller(json.loads(body))
+            self._seen[int(who)] = self._last_came = time.monotonic()
             self._reached_at.add(reached_at)
             self._changed.notify_all()
             return 200, ""
 
-    def go(self) -> tuple[int, str] | None:
-        """What to tell those who ask whether all are there."""
+    def go(self, who: list[str]) -> tuple[int, str] | None:
+        """What to tell a rank, [number, process], that asks whether all are there."""
         with self._changed:
+            if who and who[0].isdecimal() and self.came.get(int(who[0]), ("", ""))[1:] == tuple(who[1:]):
+                self._seen[int(who[0])] = time.monotonic()
+                self._changed.notify_all()
             return self._answer
+
+    def _forget_the_gone(self, seconds: float) -> None:
+        """Gives free the places of ranks that have not asked for so long: they have ended, and may be started again."""
+        now = time.monotonic()
+        for rank in [r for r in self.came if self._answer is None and now - self._seen[r] > seconds]:
+            del self.came[rank]
 
     def wait(self) -> str:
         """Until all have come; the address of this host by which they did.
@@ -93,13 +107,16 @@ class Hall:
         meeting, teller = self.meeting, Teller(self.meeting)
         while True:
             with self._changed:
+                self._forget_the_gone(AWAY)
                 missing = [meeting.names[r] for r in range(1, meeting.size) if r not in self.came]
-                if not missing:
+                # Those that came before the last one must have asked since: one that was killed does not.
+                if not missing and all(self._seen[rank] >= self._last_came for rank in self.came):
                     address = best(self._reached_at)
                     self._answer = 200, json.dumps({"address": address})
                     return address
                 left = self._ends - time.monotonic()
                 if left <= 0:
+                    missing = missing or [meeting.names[r] for r in self.came if self._seen[r] < self._last_came]
                     text = (
                         f"after {self._seconds:g} s there is no {', '.join(missing)} at {meeting.address}, where "
                         f"{meeting.me} on {socket.gethostname()} waits. Start the same script there, and see that "
@@ -107,8 +124,9 @@ class Hall:
                     )
                     self._answer = 410, text
                     break
-                self._changed.wait(min(left, TELL))
-            teller.tell(", ".join(missing))
+                self._changed.wait(min(left, AWAY / 2))
+            if missing:
+                teller.tell(", ".join(missing))
         time.sleep(3 * ASK)  # those who came hear of it
         raise RuntimeError(text)
 
@@ -174,6 +192,11 @@ def refusal(meeting: Meeting, who: str, body: bytes, came: dict[int, tuple[str, 
         rank, names, me = int(who), list(told["names"]), caller(told)
     except (ValueError, KeyError, TypeError):
         return "the message was not that of a rank; all ranks need the same version of tfdist"
+    if names == list(meeting.names) and told.get("common") != meeting.common:
+        return (
+            f"its {meeting.origin} has {told.get('common')}, and that of rank 0 at {meeting.address} "
+            f"{meeting.common}. Give every process the same {meeting.origin}"
+        )
     if not 0 < rank < meeting.size or names != list(meeting.names):
         return (
             f"it was started for {len(names)} ranks ({', '.join(names)}), and rank 0 at {meeting.address} for "

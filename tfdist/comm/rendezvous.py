@@ -21,6 +21,7 @@ import os
 import socket
 import time
 import uuid
+from typing import Any
 
 import psutil
 
@@ -30,6 +31,7 @@ from tfdist.tf_config import host_and_port
 
 DEFAULT_SECONDS = 600.0  # a cluster may have to fetch an image on one of its hosts first
 PATIENCE = 5.0  # seconds for an answer
+LOST = 15.0  # seconds without one, after which a rank 0 that has answered before is gone
 IFACE = "HOROVOD_GLOO_IFACE"
 
 
@@ -86,7 +88,8 @@ class _Guest:
     def __init__(self, meeting: Meeting, host: str, port: int) -> None:
         self.meeting, self._host, self._port = meeting, host, port
         self._reason = ""
-        self._told = {"names": meeting.names, "host": socket.gethostname(), "process": uuid.uuid4().hex}
+        self._told: dict[str, Any] = {"names": meeting.names, "host": socket.gethostname(), "process": uuid.uuid4().hex}
+        self._told["common"] = meeting.common
 
     def wait(self, seconds: float) -> tuple[str, str]:
         """Until all have come; addresses of this host and of rank 0's, as this one reaches it.
@@ -95,7 +98,7 @@ class _Guest:
           RuntimeError: rank 0 does not answer in time, refuses this rank, or gives up.
         """
         teller, ends = Teller(self.meeting), time.monotonic() + seconds
-        met = False
+        met, heard = False, 0.0
         while True:
             answer = self._ask(met)
             if answer is not None:
@@ -107,8 +110,8 @@ class _Guest:
                         mine = json.loads(text)["address"]  # on rank 0's host: by what the others reach it
                         theirs = mine
                     return mine, theirs
-                met = met or code == 200
-            elif met:
+                met, heard = met or code == 200, time.monotonic()
+            elif met and time.monotonic() - heard > LOST:
                 raise RuntimeError(f"{self._where()}: rank 0 at {self.meeting.address} ended before all had come.")
             if time.monotonic() > ends:
                 raise RuntimeError(
@@ -128,7 +131,7 @@ class _Guest:
                 link.connect()
                 mine, theirs = link.sock.getsockname()[0], link.sock.getpeername()[0]
                 if met:
-                    link.request("GET", "/tfdist/go")
+                    link.request("GET", f"/tfdist/go/{self.meeting.rank}/{self._told['process']}")
                 else:
                     link.request("PUT", f"/tfdist/{self.meeting.rank}", json.dumps(self._told))
                 answer = link.getresponse()

@@ -27,6 +27,10 @@ from tfdist.comm.verdict import State, ended, named
 DEFAULT_DEADLINE = 60.0
 
 
+class RankEndedError(RuntimeError):
+    """Another rank ended, or the connection to it broke, while this one waited for it: it says who, not why."""
+
+
 class Group(Protocol):
     """The part of a collective that the roll call needs."""
 
@@ -66,9 +70,9 @@ class Region:
             return
         try:
             if error is not None and not self.busy:
-                message = board.explain(error)
-                if message is not None:
-                    raise RuntimeError(message) from error
+                told = board.explain(error)
+                if told is not None:
+                    raise told from error
         finally:
             board.leave(self)
 
@@ -119,13 +123,13 @@ class Board:
                 self.gone.setdefault(*gone)
             self.news.notify_all()
 
-    def explain(self, error: BaseException) -> str | None:
+    def explain(self, error: BaseException) -> RuntimeError | None:
         """What to raise in place of a collective's raw error; None for errors that are no such thing."""
         if not self.group.lost(error):
             return None
         with self.news:  # the connection between the ranks breaks a moment before its reason arrives
             self.news.wait_for(lambda: self.verdict is not None or self.gone, timeout=3.0)
-        return self.verdict or self.farewell()
+        return RuntimeError(self.verdict) if self.verdict else RankEndedError(self.farewell())
 
     def farewell(self) -> str:
         """The message for a rank that waits for ranks that ended."""
@@ -146,8 +150,8 @@ _board: Board | None = None
 def waiting(what: str) -> Region:
     """Guards code that completes only when every rank runs it; `what` names it, the same on every rank.
 
-    Regions nest. The region raises RuntimeError, in place of the raw error, when the operation was
-    stopped or a rank ended; at its start when that happened before.
+    Regions nest. The region raises RuntimeError, in place of the raw error, when the operation was stopped,
+    and RankEndedError, which is one, when a rank ended; at its start when the first happened before.
     """
     return Region(_board, what, busy=False)
 

@@ -15,6 +15,7 @@ from __future__ import annotations
 import base64
 import json
 import os
+import select
 import selectors
 import signal
 import socket
@@ -74,6 +75,8 @@ class Agent:
                 self._obey(json.loads(line))
 
         self._watch(self._commands, obey)
+        with self._lock:
+            os.write(self._answers, b"\n")  # ends what a login shell may have printed
         beat = threading.Thread(target=self._beat, daemon=True)
         beat.start()
         try:
@@ -84,7 +87,9 @@ class Agent:
                         return 0  # the launcher has ended, or does not want this host
                     key.data(data)
                 self._tell_patience()
-                if time.monotonic() - self._heard > SILENCE_SECONDS:
+                # What has come in the meantime counts: this process may have waited for its output to be read.
+                unread, _, _ = select.select([self._commands], [], [], 0)
+                if time.monotonic() - self._heard > SILENCE_SECONDS and not unread:
                     return 1
             self._drain()
             self.say(say="done", leaked=self._clean_up(LEAK_SECONDS))

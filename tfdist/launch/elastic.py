@@ -17,8 +17,8 @@ from tfdist.launch import verdict
 from tfdist.launch.hosts import Host
 from tfdist.launch.outcome import Outcome
 from tfdist.launch.rundir import Failure
+from tfdist.launch.verdict import HOST_LOST
 
-LOST = "HostLost"  # kind of the failures of ranks whose host is gone
 REST_SECONDS = 60.0  # for which a host that was lost gets no rank
 SHORT_SECONDS = 30.0  # a round that ended before has done nothing
 SHORT_ROUNDS = 3  # so many in a row are the end
@@ -111,18 +111,18 @@ def judge(outcome: Outcome, asked: bool, seconds: float, short: int, resets: int
         limits: of the job.
     """
     first = outcome.culprit
-    lost = tuple(sorted({f.host for f in outcome.failures if LOST in f.kind}))
+    lost = tuple(sorted({f.host for f in outcome.failures if HOST_LOST in f.kind}))
     if outcome.code == 0:
         return Next(False, "")
     if outcome.interrupted:
         return Next(False, "")
-    if asked or (outcome.code == TEMPORARY and first is not None):
-        why = "hosts have changed" if asked else f"{first.who if first else 'a rank'} was told to leave"
-        asked_or_told = Next(True, why, lost)
-        return asked_or_told if _within(resets, limits) else _limit(resets)
-    if first is None or not heals(first):
+    if asked:
+        return Next(True, "hosts have changed", lost) if _within(resets, limits) else _limit(resets)
+    if first is None or not (heals(first) or outcome.code == TEMPORARY):
         return Next(False, "")
     why = verdict.headline(first).removesuffix(".")
+    if outcome.code == TEMPORARY:
+        why = f"{first.who} was told to leave"
     if seconds < SHORT_SECONDS and short + 1 >= SHORT_ROUNDS:
         return Next(False, f"{short + 1} rounds in a row ended within {SHORT_SECONDS:g} s")
     return Next(True, why, lost) if _within(resets, limits) else _limit(resets)
@@ -130,7 +130,7 @@ def judge(outcome: Outcome, asked: bool, seconds: float, short: int, resets: int
 
 def heals(failure: Failure) -> bool:
     """Whether a new round may help: the rank was killed, lost its host or its peers. An exception is the program's."""
-    return bool(failure.signal) or LOST in failure.kind or verdict.lost_peers(failure)
+    return bool(failure.signal) or HOST_LOST in failure.kind or verdict.lost_peers(failure)
 
 
 def _within(resets: int, limits: Limits) -> bool:

@@ -138,7 +138,9 @@ def horovod_env(seat: Seat, size: int, host: str, address: str, port: int, iface
 def _host(text: str, where: str) -> Host:
     found = HOST.fullmatch(text)
     if found is None:
-        raise ValueError(f"{where}: {text!r} is no host, expected one such as 'host1:2' or 'user@host1:2'.")
+        raise ValueError(
+            f"{where}: {text!r} is no host, expected a name or IPv4 address such as 'host1:2' or 'user@host1:2'."
+        )
     return Host(found["name"], int(found["slots"] or 1), found["user"] or "")
 
 

@@ -24,6 +24,7 @@ from tfdist.launch.ssh import Ssh
 # Without a word from an agent for so long, its host counts as lost. It says something every two.
 SILENCE_SECONDS = 15.0
 AGENT = ("-u", "-m", "tfdist.launch.agent")
+MOST_WAITING = 1000  # messages that were not looked at yet
 TAIL = 4000  # characters of stderr that are kept
 
 
@@ -39,6 +40,7 @@ class Link:
         command: what was started here.
         heard: when it last said something, by `time.monotonic`.
         done: it has said that all of its processes have ended.
+        running: it was told to start them.
     """
 
     def __init__(
@@ -46,7 +48,7 @@ class Link:
     ):
         self.host = host
         self._index, self._inbox, self._python = index, inbox, python
-        self.done = False
+        self.done = self.running = False
         if is_here(host):
             self.command = [python, *AGENT]
             start = self.command
@@ -86,7 +88,14 @@ class Link:
         """Why the connection has ended, once it has: a sentence with the remedy."""
         code = self._process.wait()
         self._errors.join(2.0)
+        if self.running:
+            words = self.last_words() or f"exit code {code}"
+            return f"the connection to its agent ended while the job ran ({words})"
         return ssh.failure(self.host, self.command, code, self._said, self._python)
+
+    def last_words(self) -> str:
+        """The last line that came from there and was no message."""
+        return (self._said.strip().splitlines() or [""])[-1][:200]
 
     def close(self) -> None:
         """End the agent, and with it whatever it has started."""
@@ -103,17 +112,28 @@ class Link:
         while data := os.read(self._stdout.fileno(), 1 << 16):
             self.heard = time.monotonic()
             for line in lines.feed(data):
-                try:
-                    message = json.loads(line)
-                except ValueError:  # a login shell's greeting
+                message = message_of(line)
+                if message is None:  # a login shell's greeting
                     self._said = (self._said + line + "\n")[-TAIL:]
-                    continue
-                self._inbox.put((self._index, message))
+                else:
+                    self._inbox.put((self._index, message))
+            while self._inbox.qsize() > MOST_WAITING:  # nobody reads the job's output: let its programs wait, too
+                self.heard = time.monotonic()
+                time.sleep(0.05)
         self._inbox.put((self._index, None))
 
     def _read_errors(self) -> None:
         while data := os.read(self._stderr.fileno(), 1 << 16):
             self._said = (self._said + data.decode(errors="replace"))[-TAIL:]
+
+
+def message_of(line: str) -> dict[str, Any] | None:
+    """What an agent says by a line; None for a line that is not an agent's."""
+    try:
+        message = json.loads(line)
+    except ValueError:
+        return None
+    return message if isinstance(message, dict) and "say" in message else None
 
 
 def is_here(host: Host) -> bool:

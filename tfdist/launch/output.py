@@ -23,6 +23,7 @@ from collections.abc import Iterable, Sequence
 
 HOLD_SECONDS = 0.2
 TAIL_LINES = 200
+LONGEST = 1 << 16  # characters of a line
 
 # TensorFlow 2.21 prints these whatever TF_CPP_MIN_LOG_LEVEL says: once, from rank 0, is enough.
 START_UP_NOISE = re.compile(
@@ -57,16 +58,27 @@ def _decoder() -> codecs.IncrementalDecoder:
 
 
 class Lines:
-    """Cuts a rank's byte stream into lines, as far as they are complete."""
+    """Cuts a byte stream into lines, as far as they are complete.
 
-    def __init__(self) -> None:
+    With a `limit` a line that is longer is cut: after what a terminal would have overwritten, else at its end so far.
+    """
+
+    def __init__(self, limit: int | None = None) -> None:
         self._decoder = _decoder()
+        self._limit = limit
         self._open = ""
 
     def feed(self, data: bytes, final: bool = False) -> list[str]:
         """The lines that `data` completes, without their ends; with `final` the open one too."""
         text = self._open + self._decoder.decode(data, final)
         *lines, self._open = text.split("\n")
+        if self._limit is not None and len(self._open) > self._limit:
+            kept = self._open.rfind("\r")
+            if kept >= 0 and len(self._open) - kept <= self._limit:
+                self._open = self._open[kept:]
+            else:
+                lines.append(self._open)
+                self._open = ""
         if final and self._open:
             lines.append(self._open)
             self._open = ""
@@ -82,7 +94,7 @@ class Merger:
     def __init__(self, labels: Sequence[str]):
         self._labels = labels
         ranks = len(labels)
-        self._lines = {(rank, name): Lines() for rank in range(ranks) for name in ("out", "err")}
+        self._lines = {(rank, name): Lines(LONGEST) for rank in range(ranks) for name in ("out", "err")}
         self._raw = {name: _decoder() for name in ("out", "err")}
         self._mid_line = False
         self._held: list[tuple[str, str]] = []

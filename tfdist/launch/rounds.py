@@ -118,7 +118,7 @@ class Rounds:
         except DiscoveryError as error:
             if str(error) != self._told:
                 self._told = str(error)
-                say(f"{error}; its last answer counts on.")
+                say(f"{error}. The hosts stay as they are until it answers.")
             return ()
         now = time.monotonic()
         resting = [name for name, until in self._resting.items() if until > now]

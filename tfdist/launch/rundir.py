@@ -14,6 +14,7 @@ and buffer output in their own way, and both would hide a terminal from the prog
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
@@ -59,6 +60,24 @@ class Failure:
         return Place(self.rank, self.task).who
 
 
+PREFIX = "tfdist-run-"
+OLD_SECONDS = 600.0
+
+
+def sweep(parent: Path) -> None:
+    """Remove directories of runs that nobody supervises any more: all of their processes were killed at once."""
+    for path in parent.glob(f"{PREFIX}*"):
+        try:
+            about = path.stat()
+            if about.st_uid != os.getuid() or time.time() - about.st_mtime < OLD_SECONDS:
+                continue
+            # Whoever supervises holds it open for reading; without a reader this fails.
+            os.close(os.open(path / "alive", os.O_WRONLY | os.O_NONBLOCK))
+        except OSError as error:
+            if error.errno == errno.ENXIO:
+                shutil.rmtree(path, ignore_errors=True)
+
+
 class RunDir:
     """Paths in a run's directory, and the few things that are written there."""
 
@@ -74,8 +93,12 @@ class RunDir:
 
     @classmethod
     def create_for(cls, numbers: Iterable[int]) -> RunDir:
-        """`create` for the processes with these numbers."""
-        run_dir = cls(tempfile.mkdtemp(prefix="tfdist-run-"))
+        """`create` for the processes with these numbers.
+
+        What killed runs of this user have left is removed.
+        """
+        sweep(Path(tempfile.gettempdir()))
+        run_dir = cls(tempfile.mkdtemp(prefix=PREFIX))
         for pipe in (run_dir.events, run_dir.alive):
             os.mkfifo(pipe, 0o600)
         for rank in numbers:

@@ -25,10 +25,10 @@ from tfdist.launch.hosts_plan import HostsJob
 from tfdist.launch.links import HostError, Link
 from tfdist.launch.preflight import Facts
 from tfdist.launch.rundir import MARK, Failure, RunDir
+from tfdist.launch.verdict import HOST_LOST
 
 BEAT_SECONDS = 2.0
 ROUND = "TFDIST_ROUND"  # in the environment of an elastic job: the number of its round
-LOST = "HostLost"
 
 
 class Spread:
@@ -43,6 +43,7 @@ class Spread:
         self._stopping = self._patient_told = False
         self._streams: dict[tuple[int, str], int] = {}
         self._ends_at = time.monotonic() + job.start_seconds
+        self._over = threading.Event()
         self.links = [
             Link(index, host, job.ssh, sys.executable, self._inbox)
             for index, host in enumerate(self.hosts)
@@ -73,7 +74,8 @@ class Spread:
         where = ", ".join(
             f"{host.name} ({address}, {name})" for host, (name, address) in zip(self.hosts, networks, strict=True)
         )
-        self.run_dir.report("note", 0, text=f"{len(self.job.places)} processes on {where}"[:3000])
+        count = len(self.job.places)
+        self.run_dir.report("note", 0, text=f"{count} process{'es' * (count > 1)} on {where}"[:3000])
         envs = self._envs(networks)
         common = dict(links.environment())
         for index, link in enumerate(self.links):
@@ -89,6 +91,7 @@ class Spread:
             words = [program.kind, program.target, *program.args]
             # The first process is on the first host.
             terminal = "" if index else self._terminal
+            link.running = True
             link.send(do="start", env=common, places=places, program=words, terminal=terminal)
 
     def _networks(self, facts: Sequence[Facts]) -> list[tuple[str, str]]:
@@ -143,12 +146,12 @@ class Spread:
             if left <= 0:
                 names = ", ".join(self.hosts[i].name for i in missing)
                 wrong.append(f"{names} gave no answer within {self.job.start_seconds:g} s (--start-timeout).")
+                wrong += [f"{self.hosts[i].name} said: {said}" for i in missing if (said := self.links[i].last_words())]
                 lost += missing
                 break
             try:
                 index, message = self._inbox.get(timeout=min(left, 1.0))
             except queue.Empty:
-                self._beat()
                 continue
             if message is None:
                 wrong.append(self.links[index].why())
@@ -171,16 +174,15 @@ class Spread:
 
     def pass_on(self) -> int:
         """Copy what agents tell until all of them are done; the exit code."""
-        beat_at = time.monotonic()
+        look_at = time.monotonic()
         while not all(link.done for link in self.links):
             try:
                 index, message = self._inbox.get(timeout=BEAT_SECONDS / 2)
             except queue.Empty:
                 index, message = -1, {"say": "nothing"}
             now = time.monotonic()
-            if now >= beat_at:
-                beat_at = now + BEAT_SECONDS
-                self._beat()
+            if now >= look_at:
+                look_at = now + BEAT_SECONDS
                 for at, link in enumerate(self.links):
                     if link.silent(now):
                         self._lost(at, f"nothing was heard of it for {links.SILENCE_SECONDS:g} s")
@@ -191,9 +193,11 @@ class Spread:
                 self._hear(index, message)
         return next((code for _, code in sorted(self._codes.items()) if code), 0)
 
-    def _beat(self) -> None:
-        for link in self.links:
-            link.send(do="beat")
+    def beat(self) -> None:
+        """In a thread, as the rest may wait for whoever reads the job's output: tell agents that this process lives."""
+        while not self._over.wait(BEAT_SECONDS):
+            for link in self.links:
+                link.send(do="beat")
 
     def _hear(self, index: int, message: dict[str, Any]) -> None:
         what = message["say"]
@@ -257,7 +261,7 @@ class Spread:
                     pid=0,
                     code=1,
                     at=time.time(),
-                    kind=(LOST,),
+                    kind=(HOST_LOST,),
                     message=f"the host was lost: {why}",
                     told=self._stopping,
                     task=place.task,
@@ -274,6 +278,7 @@ class Spread:
 
     def close(self) -> None:
         """End all agents."""
+        self._over.set()
         threads = [threading.Thread(target=link.close) for link in self.links]
         for thread in threads:
             thread.start()
@@ -305,7 +310,8 @@ def main() -> None:
     spread = Spread(job, RunDir(path), terminal)
     for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1):
         signal.signal(signum, spread.interrupt)
-    threading.Thread(target=spread.end_when_alone, daemon=True).start()
+    for task in (spread.end_when_alone, spread.beat):
+        threading.Thread(target=task, daemon=True).start()
     code = 1
     try:
         spread.start()

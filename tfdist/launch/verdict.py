@@ -4,7 +4,10 @@ When one rank fails, the others follow within moments: their collectives fail be
 gone, or they are told to stop. So time alone does not find the culprit; what a rank reports about
 itself comes first:
 
-    told to stop  <  lost its peers  <  failed by itself       (later in this list = more to blame)
+    told to stop  <  lost its peers  <  failed by itself  <  killed, or its host lost
+                                                           (later in this list = more to blame)
+
+The last of these are no rank's own doing, so nothing can have made them follow; and clocks of hosts differ.
 """
 
 from __future__ import annotations
@@ -17,7 +20,8 @@ from tfdist.launch.rundir import Failure
 
 # Exceptions that say no more than that another rank is gone. Horovod's own class, and what its
 # errors look like where Keras or TensorFlow has wrapped them; TensorFlow's own between tasks.
-PEER_LOST_KINDS = ("HorovodInternalError", "UnavailableError")
+PEER_LOST_KINDS = ("HorovodInternalError", "RankEndedError", "UnavailableError")
+HOST_LOST = "HostLost"  # kind of the failures of ranks whose host is gone
 PEER_LOST_WORDS = (
     "Horovod has been shut down",
     "Connection closed by peer",
@@ -39,7 +43,12 @@ def lost_peers(failure: Failure) -> bool:
 
 def culprit(failures: Iterable[Failure]) -> Failure | None:
     """The failure to blame, None where there is none."""
-    return min(failures, key=lambda f: (f.told, lost_peers(f), f.at, f.rank), default=None)
+
+    def innocence(failure: Failure) -> tuple[bool, bool, bool, float, int]:
+        from_outside = failure.signal == signal.SIGKILL or HOST_LOST in failure.kind
+        return failure.told, lost_peers(failure), not from_outside, failure.at, failure.rank
+
+    return min(failures, key=innocence, default=None)
 
 
 def signal_name(number: int) -> str:
