@@ -74,7 +74,7 @@ class Checkpoint(keeping.Keeper):
         self._resumed = self._arrays = False
         self._kept: dict[str, np.ndarray] = {}
         self._random: dict[str, np.ndarray] = {}
-        self._next = 0.0
+        self._next, self._job = 0.0, ""
 
     # -- around fit ------------------------------------------------------------------------------------------
 
@@ -91,12 +91,15 @@ class Checkpoint(keeping.Keeper):
         self._data = describe_input(*parts)
         if self._arrays:
             self._data += f" in batches of {call['batch_size'] or 32}, shuffle={call['shuffle']}"
-        self._found, self._resumed = None, False
+        self._found, self._resumed, self._job = None, False, ""
         if not self._writes:
             return
         check_directory(self.directory)
         if (last := stored.latest(self.directory)) is not None:
             self._found = stored.progress(last)
+        if self._found is not None and self._found.job not in ("", os.environ.get(keeping.JOB)):
+            self._found = None  # the end of another job's training
+            self._remove()
         # The order of arrays comes from it; without one nobody could repeat it.
         known = private.global_seed()
         seed = self._found.seed if self._found is not None else known
@@ -171,8 +174,13 @@ class Checkpoint(keeping.Keeper):
         self._settle()
         if self._accord.agreed(LEAVE):
             self._act()
-        if not self._writes:
-            return
+        self._job = os.environ.get(keeping.JOB, "")
+        if self._job:  # if a rank dies after this, the next round is not to train all again
+            self.save()
+        elif self._writes:
+            self._remove()
+
+    def _remove(self) -> None:
         for mine in stored.found(self.directory):
             shutil.rmtree(mine, ignore_errors=True)
         with contextlib.suppress(OSError):  # not there, or the user keeps something else in it
@@ -186,8 +194,9 @@ class Checkpoint(keeping.Keeper):
         if self._passing is not None and self._passing.left:
             return
         began = time.monotonic()
-        done = not self.at.step and (bool(self.model.stop_training) or (self._found is not None and self._found.done))
-        at = stored.Progress(self.at.epoch, self.at.step, self._first, self._seed, done, self._data)
+        over = bool(self._job) or bool(self.model.stop_training) or (self._found is not None and self._found.done)
+        done = over and not self.at.step
+        at = stored.Progress(self.at.epoch, self.at.step, self._first, self._seed, done, self._data, self._job)
         with whole_state.as_one(self.model, self._board):
             if self._writes:
                 self._last = stored.write(self.directory, at, self.model, self._state)

@@ -6,6 +6,7 @@ import os
 import sys
 import threading
 import time
+import uuid
 from collections.abc import Callable, Sequence
 
 from tfdist.launch import elastic
@@ -15,7 +16,7 @@ from tfdist.launch.hosts import Host
 from tfdist.launch.logs import LogFiles
 from tfdist.launch.outcome import Outcome
 from tfdist.launch.run import AnyJob, explain_run, open_logs, run_once, say, signals_passed_to
-from tfdist.launch.spread import ROUND
+from tfdist.launch.spread import JOB, ROUND
 from tfdist.launch.supervise import Supervisor
 
 LOOK_SECONDS = 1.0
@@ -57,6 +58,7 @@ class Rounds:
             return self._run()
 
     def _run(self) -> int:
+        os.environ[JOB] = uuid.uuid4().hex
         number = short = 0
         while True:
             hosts = self._await_team()

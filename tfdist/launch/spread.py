@@ -28,7 +28,8 @@ from tfdist.launch.rundir import MARK, Failure, RunDir
 from tfdist.launch.verdict import HOST_LOST
 
 BEAT_SECONDS = 2.0
-ROUND = "TFDIST_ROUND"  # in the environment of an elastic job: the number of its round
+# In the environment of an elastic job: the number of its round, and a name that no other job has.
+ROUND, JOB = "TFDIST_ROUND", "TFDIST_JOB"
 
 
 class Spread:

@@ -13,7 +13,7 @@ import keras
 
 from tfdist.comm import watch
 
-ROUND = "TFDIST_ROUND"  # set in an elastic job (launch/rounds.py)
+ROUND, JOB = "TFDIST_ROUND", "TFDIST_JOB"  # set in an elastic job, whose name the second is (launch/rounds.py)
 PROGRESS = "_checkpoint"  # the fact by which rank 0 tells the others where its checkpoint is
 
 

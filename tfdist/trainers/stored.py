@@ -35,6 +35,7 @@ class Progress:
       seed: TensorFlow's global one, from which the order of arrays comes.
       done: training had been told to stop, so only what comes after `fit` is left.
       data: what was trained on, in words; compared where a step is gone on from.
+      job: the elastic job in which the training has ended, "" while it goes on.
     """
 
     epoch: int
@@ -43,6 +44,7 @@ class Progress:
     seed: int | None
     done: bool
     data: str
+    job: str = ""
 
     @property
     def name(self) -> str:
