@@ -66,23 +66,22 @@ class TestRing:
 
     def test_from_tf_config(self, hosts, alone):
         """No ssh, no launcher: worker 0 hosts the rendezvous at its own name, which is 127.0.1.1 to itself."""
-        cluster = {"worker": ["alpha:2222", "beta:2222"]}
-        configs = [json.dumps({"cluster": cluster, "task": {"type": "worker", "index": i}}) for i in range(2)]
-        started = [
-            hosts.popen(i, [sys.executable, TRAIN], env={**ENV, "TF_CONFIG": configs[i]}, cwd=ROOT) for i in (1, 0)
-        ]
-        ended = [(*process.communicate(timeout=120), process.returncode) for process in started]
-        for out, err, code in ended:
-            assert code == 0, err
-            assert out.splitlines()[-1] == alone
+        by_tf_config(hosts, alone)
 
-    def test_by_plain_horovodrun(self, tmp_path, alone):
-        """Which wants interfaces of one name: its own search finds them."""
-        with testing.Hosts(2, tmp_path, same_names=True) as hosts:
-            words = ["horovodrun", "--gloo", "-np", "2", "-H", "alpha:1,beta:1", "-i", str(hosts.key)]
-            done = hosts.run(0, [*words, sys.executable, TRAIN], env=ENV, cwd=ROOT)
-        assert done.returncode == 0, done.stderr
-        assert done.stdout.count(alone) == 2, done.stdout
+    @pytest.mark.parametrize("count", [2, 4])
+    def test_by_plain_horovodrun(self, tmp_path, alone, count):
+        """Which wants interfaces of one name: its own search finds them. With four, the ways without it too."""
+        with testing.Hosts(count, tmp_path, same_names=True) as hosts:
+            names = ",".join(f"{name}:1" for name in hosts.names)
+            words = ["horovodrun", "--gloo", "-np", str(count), "-H", names, "-i", str(hosts.key)]
+            done = hosts.run(0, [*words, sys.executable, TRAIN], timeout=200, env=ENV, cwd=ROOT)
+            assert done.returncode == 0, done.stderr
+            assert done.stdout.count(alone) == count, done.stdout
+            if count == 4:
+                by_tf_config(hosts, alone)
+                done = tfdist(hosts, "-H", names, TRAIN, timeout=200)
+                assert done.returncode == 0, done.stderr
+                assert done.stdout.count(alone) == count, done.stdout
 
 
 class TestParameterServer:
@@ -256,6 +255,19 @@ sys.exit(3 * (os.environ["HOROVOD_RANK"] == "2"))
                 time.sleep(0.5)
         finally:
             hosts.plug_in(1)
+
+
+def by_tf_config(hosts, alone):
+    """The ring of one worker a host, each started with its own TF_CONFIG, rank 0 last."""
+    cluster = {"worker": [f"{name}:2222" for name in hosts.names]}
+    started = []
+    for i in reversed(range(len(hosts.names))):
+        config = json.dumps({"cluster": cluster, "task": {"type": "worker", "index": i}})
+        started.append(hosts.popen(i, [sys.executable, TRAIN], env={**ENV, "TF_CONFIG": config}, cwd=ROOT))
+    ended = [(*process.communicate(timeout=200), process.returncode) for process in started]
+    for out, err, code in ended:
+        assert code == 0, err
+        assert out.splitlines()[-1] == alone
 
 
 def gone(hosts, pids):
