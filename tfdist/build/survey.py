@@ -92,6 +92,13 @@ def _mpi(path: str) -> str | None:
 
 def _first_line(argv: list[str]) -> str:
     """The first line that a program prints about itself, empty where it fails."""
+    lines = asked(argv, _ASK_SECONDS).splitlines()
+    # Open MPI puts its own path first ("/usr/bin/mpicc: Open MPI 4.1.4"), which says nothing.
+    return lines[0].removeprefix(f"{argv[0]}: ").strip() if lines else ""
+
+
+def asked(argv: list[str], seconds: float) -> str:
+    """What a program prints, on stderr too; empty where there is none, it fails or takes longer."""
     try:
         done = subprocess.run(
             argv,
@@ -99,13 +106,11 @@ def _first_line(argv: list[str]) -> str:
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
-            timeout=_ASK_SECONDS,
+            timeout=seconds,
         )
     except (OSError, subprocess.TimeoutExpired):
         return ""
-    lines = done.stdout.splitlines() if done.returncode == 0 else []
-    # Open MPI puts its own path first ("/usr/bin/mpicc: Open MPI 4.1.4"), which says nothing.
-    return lines[0].removeprefix(f"{argv[0]}: ").strip() if lines else ""
+    return done.stdout if done.returncode == 0 else ""
 
 
 def _cpu_flags() -> tuple[str, ...]:

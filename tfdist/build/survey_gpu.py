@@ -20,7 +20,7 @@ from packaging.requirements import Requirement
 
 from tfdist.build.errors import BuildError
 from tfdist.build.gpu import Gpu, nccl_requirement
-from tfdist.build.survey import installed
+from tfdist.build.survey import asked, installed
 
 FLAG_VARIABLES = ("CUDAFLAGS", "NVCC_APPEND_FLAGS", "NVCC_PREPEND_FLAGS")
 _DEFAULT_HOME = "/usr/local/cuda"
@@ -72,7 +72,7 @@ def look(distribution: str, env: Mapping[str, str] | None = None) -> Gpu:
 def gpus(env: Mapping[str, str]) -> tuple[str, ...]:
     """The GPUs that the driver sees, by name; none where there is no driver."""
     program = shutil.which("nvidia-smi", path=env.get("PATH", os.defpath))
-    lines = _ask([program, "-L"]).splitlines() if program else []
+    lines = asked([program, "-L"], _NVCC_SECONDS).splitlines() if program else []
     # "GPU 0: NVIDIA H100 (UUID: GPU-...)"
     return tuple(line.partition(" (UUID")[0] for line in lines if line.startswith("GPU "))
 
@@ -94,14 +94,14 @@ def toolkit(env: Mapping[str, str]) -> str | None:
     if found is None:
         return _DEFAULT_HOME if Path(_DEFAULT_HOME, "bin", "nvcc").exists() else None
     # On PATH may stand a link or a script: nvcc itself says where it is.
-    top = re.search(r"^#\$ TOP=(.+)$", _ask([found, "--dryrun", "-x", "cu", os.devnull]), re.MULTILINE)
+    top = re.search(r"^#\$ TOP=(.+)$", asked([found, "--dryrun", "-x", "cu", os.devnull], _NVCC_SECONDS), re.MULTILINE)
     home = Path(top[1].strip()) if top else Path(found).resolve().parent.parent
     return str(home.resolve())
 
 
 def nvcc_version(home: str | None) -> str | None:
     """The version of a toolkit's compiler, None where there is none that runs."""
-    found = re.search(r"\bV(\d+(?:\.\d+)+)", _ask([f"{home}/bin/nvcc", "--version"]) if home else "")
+    found = re.search(r"\bV(\d+(?:\.\d+)+)", asked([f"{home}/bin/nvcc", "--version"], _NVCC_SECONDS) if home else "")
     return found[1] if found else None
 
 
@@ -132,7 +132,7 @@ def nccl_directory(requirement: str) -> Path | None:
 
 
 def _architectures(home: str | None) -> tuple[int, ...]:
-    text = _ask([f"{home}/bin/nvcc", "--list-gpu-arch"]) if home else ""
+    text = asked([f"{home}/bin/nvcc", "--list-gpu-arch"], _NVCC_SECONDS) if home else ""
     return tuple(sorted({int(number) for number in re.findall(r"compute_(\d+)", text)}))
 
 
@@ -168,19 +168,3 @@ def _build_info(env: Mapping[str, str]) -> dict[str, object]:
     raise BuildError(
         f"TensorFlow cannot be imported to ask for its CUDA: {said}.", "`tfdist doctor` says more."
     )
-
-
-def _ask(argv: list[str]) -> str:
-    """What a program prints; empty where there is none or it fails."""
-    try:
-        done = subprocess.run(
-            argv,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            timeout=_NVCC_SECONDS,
-        )
-    except (OSError, subprocess.TimeoutExpired):
-        return ""
-    return done.stdout if done.returncode == 0 else ""
