@@ -15,6 +15,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist import private
+from tfdist.cluster import JOB
 from tfdist.comm import watch
 from tfdist.trainers import handshake, keeping, stored, weights, whole_state
 from tfdist.trainers.accord import LEAVE, SAVE, Accord
@@ -97,7 +98,7 @@ class Checkpoint(keeping.Keeper):
         check_directory(self.directory)
         if (last := stored.latest(self.directory)) is not None:
             self._found = stored.progress(last)
-        if self._found is not None and self._found.job not in ("", os.environ.get(keeping.JOB)):
+        if self._found is not None and self._found.job not in ("", os.environ.get(JOB)):
             self._found = None  # the end of another job's training
             self._remove()
         # The order of arrays comes from it; without one nobody could repeat it.
@@ -174,7 +175,7 @@ class Checkpoint(keeping.Keeper):
         self._settle()
         if self._accord.agreed(LEAVE):
             self._act()
-        self._job = os.environ.get(keeping.JOB, "")
+        self._job = os.environ.get(JOB, "")
         if self._job:  # if a rank dies after this, the next round is not to train all again
             self.save()
         elif self._writes:

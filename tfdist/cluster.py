@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 
 from tfdist import slurm
 
+# In the environment of an elastic job: the number of its round, and a name that no other job has.
+ROUND, JOB = "TFDIST_ROUND", "TFDIST_JOB"
 
 @dataclass(frozen=True)
 class World:
@@ -77,6 +79,63 @@ class World:
             if (launcher.rank in env or launcher.size in env) and not _of_srun(launcher, env):
                 return launcher.read(env, host)
         return cls(0, 1, 0, 1, host)
+
+
+@dataclass(frozen=True)
+class Standing:
+    """Where a rank stands on its host, and its host among the others, as Horovod counts.
+
+    Attributes:
+        local_rank, local_size: as in `World`.
+        cross_rank, cross_size: this host among those that have a rank of this local rank.
+    """
+
+    local_rank: int
+    local_size: int
+    cross_rank: int
+    cross_size: int
+
+
+def standings(hosts: Sequence[Hashable]) -> list[Standing]:
+    """Of ranks 0, 1, ... on these hosts.
+
+    >>> standings(["a", "b", "a"])[2]
+    Standing(local_rank=1, local_size=2, cross_rank=0, cross_size=1)
+    """
+    local = [hosts[:rank].count(host) for rank, host in enumerate(hosts)]
+    found = []
+    for rank, host in enumerate(hosts):
+        level = [hosts[other] for other in range(len(hosts)) if local[other] == local[rank]]
+        found.append(Standing(local[rank], hosts.count(host), level.index(host), len(level)))
+    return found
+
+
+def gloo_variables(
+    rank: int, size: int, standing: Standing, host: str, address: str, port: int, iface: str
+) -> dict[str, str]:
+    """What Horovod's launcher would tell a rank of a ring over Gloo.
+
+    Args:
+        rank, size: as in `World`.
+        standing: of the rank.
+        host: what its host is called, the same for all ranks there.
+        address, port: of the rendezvous.
+        iface: the host's network interface for the ring.
+    """
+    return {
+        "HOROVOD_RANK": str(rank),
+        "HOROVOD_SIZE": str(size),
+        "HOROVOD_LOCAL_RANK": str(standing.local_rank),
+        "HOROVOD_LOCAL_SIZE": str(standing.local_size),
+        "HOROVOD_CROSS_RANK": str(standing.cross_rank),
+        "HOROVOD_CROSS_SIZE": str(standing.cross_size),
+        "HOROVOD_HOSTNAME": host,
+        "HOROVOD_CONTROLLER": "gloo",
+        "HOROVOD_CPU_OPERATIONS": "gloo",
+        "HOROVOD_GLOO_RENDEZVOUS_ADDR": address,
+        "HOROVOD_GLOO_RENDEZVOUS_PORT": str(port),
+        "HOROVOD_GLOO_IFACE": iface,
+    }
 
 
 def launched(env: Mapping[str, str]) -> bool:

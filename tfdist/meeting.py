@@ -10,22 +10,21 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 
 from tfdist import slurm, tf_config
-from tfdist.cluster import World, launched
+from tfdist.cluster import Standing, World, launched, standings
 from tfdist.tf_config import LOOPBACK, Cluster, Task, host_and_port
 
 ADDRESS = "TFDIST_RENDEZVOUS"  # "host:port" in place of the one that is computed
 
 
 @dataclass(frozen=True)
-class Meeting:
+class Meeting(Standing):
     """One rank, and where it meets the others.
 
     Attributes:
-        rank, size, local_rank, local_size: as in `World`.
-        cross_rank, cross_size: this host among those that have a rank of this local rank.
+        rank, size: as in `World`.
         host: name of this rank's host, the same for all of its ranks.
         address: "host:port" of rank 0.
         names: what each rank is called by whoever started it: "worker/1", "task 1".
@@ -35,27 +34,11 @@ class Meeting:
 
     rank: int
     size: int
-    local_rank: int
-    local_size: int
-    cross_rank: int
-    cross_size: int
     host: str
     address: str
     names: tuple[str, ...]
     origin: str
     common: str
-
-    def environment(self) -> dict[str, str]:
-        """The place of this rank as Horovod's launcher would tell it."""
-        return {
-            "HOROVOD_RANK": str(self.rank),
-            "HOROVOD_SIZE": str(self.size),
-            "HOROVOD_LOCAL_RANK": str(self.local_rank),
-            "HOROVOD_LOCAL_SIZE": str(self.local_size),
-            "HOROVOD_CROSS_RANK": str(self.cross_rank),
-            "HOROVOD_CROSS_SIZE": str(self.cross_size),
-            "HOROVOD_HOSTNAME": self.host,
-        }
 
     @property
     def me(self) -> str:
@@ -110,15 +93,10 @@ def of_cluster(cluster: Cluster, task: Task) -> Meeting | None:
         return None
     hosts = [_host(cluster.address(each)) for each in ranks]
     rank = ranks.index(task)
-    before = [hosts[:r].count(host) for r, host in enumerate(hosts)]
-    level = [hosts[r] for r in range(len(ranks)) if before[r] == before[rank]]
     return Meeting(
+        **asdict(standings(hosts)[rank]),
         rank=rank,
         size=len(ranks),
-        local_rank=before[rank],
-        local_size=hosts.count(hosts[rank]),
-        cross_rank=level.index(hosts[rank]),
-        cross_size=len(level),
         host=hosts[rank],
         address=cluster.address(ranks[0]),
         names=tuple(each.name for each in ranks),
@@ -136,14 +114,12 @@ def of_step(step: slurm.Step | None) -> Meeting | None:
     """The ring of the tasks of a Slurm step; None without one, or for one task alone."""
     if step is None or step.size < 2:
         return None
-    level = [node for node, count in enumerate(step.counts) if count > step.local_rank]
+    # Whatever the order in which Slurm deals out ranks, those of a node have their local ranks in order.
+    by_node = standings([node for node, count in enumerate(step.counts) for _ in range(count)])
     return Meeting(
+        **asdict(by_node[sum(step.counts[: step.node]) + step.local_rank]),
         rank=step.rank,
         size=step.size,
-        local_rank=step.local_rank,
-        local_size=step.counts[step.node],
-        cross_rank=level.index(step.node),
-        cross_size=len(level),
         host=step.nodes[step.node],
         address=f"{step.nodes[0]}:{step.port}",
         names=tuple(f"task {rank}" for rank in range(step.size)),

@@ -15,15 +15,23 @@ VARIABLE = "TFDIST_PATIENCE"
 def ask(seconds: float) -> None:
     """From now on."""
     if path := os.environ.get(VARIABLE):
-        draft = Path(f"{path}.tmp")
-        draft.write_text(str(seconds))
-        draft.replace(path)
+        put(Path(path), str(seconds))
 
 
 def ask_no_longer() -> None:
     """The program may be ended as any other."""
     if path := os.environ.get(VARIABLE):
-        Path(path).unlink(missing_ok=True)
+        put(Path(path), "")
+
+
+def put(path: Path, text: str) -> None:
+    """Makes a program's file have this text, whole or not at all; without text there is no file."""
+    if not text:
+        path.unlink(missing_ok=True)
+        return
+    draft = Path(f"{path}.tmp")
+    draft.write_text(text)
+    draft.replace(path)
 
 
 def asked(path: Path) -> float:

@@ -53,6 +53,12 @@ class Task:
             cure = 'Write the number as it is, without quotes: "index": 0.'
             raise _error("task.index", _is(self.index), "an integer of 0 or more", cure)
 
+    @classmethod
+    def parse(cls, name: str) -> Task:
+        """The opposite of `name`."""
+        job, _, index = name.partition("/")
+        return cls(job, int(index))
+
     @property
     def name(self) -> str:
         """Short and unique within the cluster: "worker/1"."""

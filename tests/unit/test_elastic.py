@@ -14,7 +14,7 @@ from tfdist.comm.watch import RankEndedError
 from tfdist.launch import discovery, elastic, verdict
 from tfdist.launch.discovery import Discovery, DiscoveryError
 from tfdist.launch.elastic import Limits
-from tfdist.launch.hosts import Host, parse_hosts
+from tfdist.launch.hosts import Host, parse_hosts, total_slots
 from tfdist.launch.outcome import Outcome
 from tfdist.launch.rundir import Failure
 
@@ -57,7 +57,7 @@ class TestTeam:
     def test_as_many_ranks_as_there_may_be(self, slots, low, more):
         limits = Limits(low, low + more)
         hosts = [Host(f"h{i}", n) for i, n in enumerate(slots)]
-        size = elastic.size(elastic.team(hosts, (), limits))
+        size = total_slots(elastic.team(hosts, (), limits))
         assert size == (min(sum(slots), limits.max_np) if sum(slots) >= low else 0)
 
     @pytest.mark.parametrize(

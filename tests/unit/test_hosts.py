@@ -22,6 +22,7 @@ from tfdist.launch.plan import Program
 from tfdist.launch.preflight import Facts
 from tfdist.launch.rundir import RunDir
 from tfdist.launch.ssh import Ssh
+from tfdist.new_cluster import cluster_of, task_names
 
 TWO = parse_hosts("a:2,me@b:2")
 SCRIPT = Program("script", "train.py", ("--lr", "0.1 "))
@@ -79,10 +80,10 @@ class TestHosts:
         flat = [h for h, n in enumerate(slots) for _ in range(n)][:count]
         assert [seat.host for seat in found] == flat
         for seat in found:
-            assert seat.local == flat[: seat.number].count(seat.host)
+            assert seat.local_rank == flat[: seat.number].count(seat.host)
             assert seat.local_size == flat.count(seat.host)
-            level = [other.host for other in found if other.local == seat.local]
-            assert (seat.cross, seat.cross_size) == (level.index(seat.host), len(level))
+            level = [other.host for other in found if other.local_rank == seat.local_rank]
+            assert (seat.cross_rank, seat.cross_size) == (level.index(seat.host), len(level))
 
     def test_too_many(self):
         with pytest.raises(ValueError, match="5 processes were asked for, and the hosts a:2,b:2 have 4 slots"):
@@ -136,7 +137,7 @@ class TestSsh:
 def facts(**changes):
     versions = {"tfdist": "0.1.0", "tensorflow": "2.21.0", "keras": "3.15.1", "horovod": "0.28.1+x"}
     base = {
-        "hostname": "h", "python": "3.11.7", "versions": versions, "controllers": ("gloo",),
+        "python": "3.11.7", "versions": versions, "controllers": ("gloo",),
         "addresses": (("eth0", "10.0.0.1"),), "program": True,
     }  # fmt: skip
     return Facts(**{**base, **changes})
@@ -209,7 +210,7 @@ class TestPreflight:
 class TestPlan:
     def test_the_command_line_is_read_as_it_was_written(self):
         job = HostsJob(
-            SCRIPT, TWO, hosts_plan.task_names(1, 1, True), 0, 2, 3, Ssh(2222, "/my key", 20), ("eth0", "lan1"), 40.0
+            SCRIPT, TWO, task_names(1, 1, True), 0, 2, 3, Ssh(2222, "/my key", 20), ("eth0", "lan1"), 40.0
         )
         process = hosts_plan.plan_hosts(job, "/run", "py", {"PATH": "/b"})
         assert hosts_plan.parse(process.argv[3:]) == (job, "/run", "")
@@ -218,10 +219,10 @@ class TestPlan:
         assert hosts_plan.parse(process.argv[3:]) == (ring, "/run", "18005000:out,err")
 
     def test_tasks_fill_the_hosts_in_order(self):
-        job = HostsJob(SCRIPT, TWO, hosts_plan.task_names(1, 2, False))
+        job = HostsJob(SCRIPT, TWO, task_names(1, 2, False))
         assert [place.who for place in job.places] == ["chief/0", "ps/0", "worker/0", "worker/1"]
         assert [seat.host for seat in job.seats] == [0, 0, 1, 1]
-        cluster = hosts_plan.cluster_of(job.tasks, ["a:1", "a:2", "b:1", "b:2"])
+        cluster = cluster_of(job.tasks, ["a:1", "a:2", "b:1", "b:2"])
         assert (cluster.chief, cluster.ps, cluster.workers) == ("a:1", ("a:2",), ("b:1", "b:2"))
         envs = hosts_plan.task_envs(job, cluster, {})
         assert '"task": {"type": "worker", "index": 1}' in envs[3]["TF_CONFIG"]

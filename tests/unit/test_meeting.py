@@ -6,19 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.helpers.slurm import STEP
 from tfdist import meeting
 from tfdist.tf_config import Cluster, Task
 
-SLURM = {
-    "SLURM_JOB_ID": "71",
-    "SLURM_STEP_ID": "0",
-    "SLURM_PROCID": "3",
-    "SLURM_LOCALID": "1",
-    "SLURM_NODEID": "1",
-    "SLURM_STEP_NUM_TASKS": "5",
-    "SLURM_STEP_NODELIST": "gpu[01-02],login",
-    "SLURM_STEP_TASKS_PER_NODE": "2(x2),1",
-}
 WORKERS = {"worker": ["a:2222", "b:2222", "a:2223"]}
 
 
@@ -55,10 +46,10 @@ def test_loopback_addresses_are_one_host():
         config({"chief": ["a:1"], "worker": ["b:1"], "ps": ["c:1"]}),
         config(WORKERS, HOROVOD_RANK="1", HOROVOD_SIZE="2"),
         config(WORKERS, "evaluator"),
-        {**SLURM, "SLURM_STEP_NUM_TASKS": "1", "SLURM_STEP_TASKS_PER_NODE": "1", "SLURM_STEP_NODELIST": "a",
+        {**STEP, "SLURM_STEP_NUM_TASKS": "1", "SLURM_STEP_TASKS_PER_NODE": "1", "SLURM_STEP_NODELIST": "a",
          "SLURM_PROCID": "0", "SLURM_NODEID": "0", "SLURM_LOCALID": "0"},
-        {**SLURM, "OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "2"},
-        {**SLURM, **config({"chief": ["a:1"], "worker": ["b:1"], "ps": ["c:1"]})},
+        {**STEP, "OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "2"},
+        {**STEP, **config({"chief": ["a:1"], "worker": ["b:1"], "ps": ["c:1"]})},
     ],
 )  # fmt: skip
 def test_nobody_to_meet(env):
@@ -73,22 +64,22 @@ def test_only_a_rings_evaluator_watches():
 
 
 def test_a_step_of_slurm_is_a_ring():
-    met = meeting.from_env(SLURM)
+    met = meeting.from_env(STEP)
     assert (met.rank, met.size, met.local_rank, met.local_size) == (3, 5, 1, 2)
     assert (met.cross_rank, met.cross_size, met.host) == (1, 2, "gpu02")
     assert met.address.startswith("gpu01:")
 
 
 def test_variables_that_srun_sets_for_mpich_do_not_count():
-    assert meeting.from_env({**SLURM, "PMI_RANK": "3", "PMI_SIZE": "5"}).rank == 3
-    assert meeting.from_env({**SLURM, "PMI_RANK": "1", "PMI_SIZE": "2"}) is None  # mpiexec's own
+    assert meeting.from_env({**STEP, "PMI_RANK": "3", "PMI_SIZE": "5"}).rank == 3
+    assert meeting.from_env({**STEP, "PMI_RANK": "1", "PMI_SIZE": "2"}) is None  # mpiexec's own
 
 
 def test_the_address_can_be_given():
-    assert meeting.from_env({**SLURM, "TFDIST_RENDEZVOUS": "gw:99"}).address == "gw:99"
+    assert meeting.from_env({**STEP, "TFDIST_RENDEZVOUS": "gw:99"}).address == "gw:99"
     for wrong in ("gw", "gw:", ":1", "gw:0", "gw:x", "gw:70000"):
         with pytest.raises(ValueError, match="TFDIST_RENDEZVOUS is .*expected"):
-            meeting.from_env({**SLURM, "TFDIST_RENDEZVOUS": wrong})
+            meeting.from_env({**STEP, "TFDIST_RENDEZVOUS": wrong})
 
 
 @given(st.lists(st.sampled_from("abc"), min_size=2, max_size=8))

@@ -4,23 +4,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.helpers.slurm import STEP
 from tfdist import slurm
-
-# `srun -N3 -n5` in job 71, its first step, the second task of the second node.
-ENV = {
-    "SLURM_JOB_ID": "71",
-    "SLURM_STEP_ID": "0",
-    "SLURM_PROCID": "3",
-    "SLURM_LOCALID": "1",
-    "SLURM_NODEID": "1",
-    "SLURM_STEP_NUM_TASKS": "5",
-    "SLURM_STEP_NODELIST": "gpu[01-02],login",
-    "SLURM_STEP_TASKS_PER_NODE": "2(x2),1",
-}
 
 
 def test_a_task_of_a_step():
-    step = slurm.read(ENV)
+    step = slurm.read(STEP)
     assert (step.rank, step.size, step.local_rank, step.node) == (3, 5, 1, 1)
     assert step.nodes == ("gpu01", "gpu02", "login")
     assert step.counts == (2, 2, 1)
@@ -28,9 +17,9 @@ def test_a_task_of_a_step():
 
 
 def test_tasks_of_a_step_compute_one_port_and_steps_different_ones():
-    ports = {slurm.read({**ENV, "SLURM_STEP_ID": str(step)}).port for step in range(8)}
+    ports = {slurm.read({**STEP, "SLURM_STEP_ID": str(step)}).port for step in range(8)}
     assert len(ports) == 8
-    assert slurm.read({**ENV, "SLURM_PROCID": "0", "SLURM_LOCALID": "0", "SLURM_NODEID": "0"}).port in ports
+    assert slurm.read({**STEP, "SLURM_PROCID": "0", "SLURM_LOCALID": "0", "SLURM_NODEID": "0"}).port in ports
 
 
 def test_a_batch_script_is_no_step():
@@ -90,7 +79,7 @@ def test_repetitions_are_written_out(numbers):
     ],
 )
 def test_what_is_wrong_is_said(name, value, expected):
-    env = {k: v for k, v in {**ENV, name: value}.items() if v is not None}
+    env = {k: v for k, v in {**STEP, name: value}.items() if v is not None}
     with pytest.raises(ValueError, match=r"^SLURM_") as error:
         slurm.read(env)
     assert expected in str(error.value)

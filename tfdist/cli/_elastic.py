@@ -9,10 +9,10 @@ from typing import Any
 
 import click
 
-from tfdist.cli._over_hosts import NO_OPTIONS, OverHosts
+from tfdist.cli._over_hosts import OverHosts
 from tfdist.launch.discovery import Discovery, DiscoveryError
 from tfdist.launch.elastic import Limits, team
-from tfdist.launch.hosts import Host
+from tfdist.launch.hosts import Host, total_slots
 from tfdist.launch.installed import controller_problem
 from tfdist.launch.links import is_here
 from tfdist.launch.plan import Job, Program
@@ -94,7 +94,7 @@ def elastic_of(
     if low is None and high is None and script is None:
         for name, value in (("--reset-limit", resets), ("--elastic-timeout", seconds)):
             if value is not None:
-                    raise click.UsageError(
+                raise click.UsageError(
                     f"{name} is for elastic jobs: give --min-np, --max-np or --host-discovery-script."
                 )
         return None
@@ -116,10 +116,10 @@ def run_elastic(
     """Run an elastic job; the exit code."""
 
     def job_on(hosts: Sequence[Host]) -> AnyJob:
-        ranks = sum(host.slots for host in hosts)
-        if over is None and elastic.script is None or all(is_here(host) for host in hosts):
+        ranks = total_slots(hosts)
+        if over is None or all(is_here(host) for host in hosts):  # a script of hosts has an `over` too
             return Job(what, ranks, "gloo", cores_per_rank)
-        return (over or NO_OPTIONS).job(what, tuple(hosts), (), ranks, cores_per_rank, 0)
+        return over.job(what, tuple(hosts), (), ranks, cores_per_rank, 0)
 
     discovery = elastic.discovery(over)
     if dry_run:
@@ -130,7 +130,7 @@ def run_elastic(
         text = describe(job_on(hosts)) if hosts else f"too few slots now for --min-np {elastic.limits.min_np}"
         click.echo(f"the first round, if it began now:\n{text}")
         return 0
-    if over is None and elastic.script is None and (problem := controller_problem("gloo")):
+    if over is None and (problem := controller_problem("gloo")):
         raise click.ClickException(problem)
     try:
         return Rounds(job_on, discovery, elastic.limits, log_dir).run()

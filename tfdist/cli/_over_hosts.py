@@ -14,7 +14,7 @@ from tfdist.launch.hosts import Host, parse_hostfile, parse_hosts
 from tfdist.launch.hosts_plan import START_SECONDS, HostsJob
 from tfdist.launch.links import is_here
 from tfdist.launch.plan import Program
-from tfdist.launch.ssh import Ssh
+from tfdist.launch.ssh import Ssh, connect_seconds
 
 OPTIONS = (
     click.option(
@@ -55,11 +55,6 @@ class OverHosts:
     interfaces: tuple[str, ...]
     start_seconds: float
 
-    @property
-    def slots(self) -> int:
-        """Of all hosts together."""
-        return sum(host.slots for host in self.hosts)
-
     def job(
         self,
         what: Program,
@@ -78,9 +73,6 @@ class OverHosts:
     def here(self) -> bool:
         """Whether this machine is the only one."""
         return all(is_here(host) for host in self.hosts)
-
-
-NO_OPTIONS = OverHosts((), Ssh(connect_seconds=int(START_SECONDS) // 2), (), START_SECONDS)
 
 
 def hosts_options(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -138,5 +130,4 @@ def over_hosts(
         raise click.UsageError(str(error)) from error
     total = START_SECONDS if seconds is None else seconds
     names = tuple(name.strip() for name in (interfaces or "").split(",") if name.strip())
-    connect = max(1, int(total) // 2)  # of the whole start
-    return OverHosts(named, Ssh(port, identity_file, connect), names, total)
+    return OverHosts(named, Ssh(port, identity_file, connect_seconds(total)), names, total)

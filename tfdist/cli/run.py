@@ -9,8 +9,7 @@ import click
 
 from tfdist.cli._elastic import Elastic, check_elastic, elastic_options, run_elastic
 from tfdist.cli._over_hosts import OverHosts, hosts_options
-from tfdist.launch.hosts import seats
-from tfdist.launch.hosts_plan import task_names
+from tfdist.launch.hosts import seats, total_slots
 from tfdist.launch.installed import controller_problem
 from tfdist.launch.plan import CONTROLLERS, Job, Program
 from tfdist.launch.ports import cluster_on_free_ports
@@ -18,6 +17,7 @@ from tfdist.launch.run import AnyJob
 from tfdist.launch.run import dry_run as describe
 from tfdist.launch.run import run as run_job
 from tfdist.launch.task_plan import NO_RESTARTS, TaskJob
+from tfdist.new_cluster import task_names
 
 RESTARTS = 3
 
@@ -115,7 +115,7 @@ def run(
     if elastic is not None:
         check_elastic(ranks, workers, ps, controller)
     elif over is not None and ranks is None and workers is None and ps is None:
-        ranks = over.slots
+        ranks = total_slots(over.hosts)
     check_choice(1 if elastic else ranks, workers, ps, controller, restarts, evaluator)
     if not module and not Path(program).exists():
         raise click.BadParameter(

@@ -32,7 +32,7 @@ class Hall:
     """
 
     def __init__(self, meeting: Meeting, host: str, port: int, seconds: float) -> None:
-        from horovod.runner.http.http_server import RendezvousHandler, RendezvousHTTPServer
+        from horovod.runner.http.http_server import RendezvousHandler
 
         self.meeting, self._ends = meeting, time.monotonic() + seconds
         self._seconds = seconds
@@ -62,14 +62,12 @@ class Hall:
 
         where = bind_address(host, meeting, seconds)
         try:
-            self._server = RendezvousHTTPServer((where, port), Door, 0)
+            serve(where, port, Door)
         except OSError as error:
             raise RuntimeError(
                 f"{meeting.me} on {socket.gethostname()} cannot listen at {meeting.address} for the other ranks: "
                 f"{error.strerror or error}. End what holds the port, or give the job another one."
             ) from error
-        self._server.daemon_threads = True
-        threading.Thread(target=self._server.serve_forever, name="tfdist-rendezvous", daemon=True).start()
 
     def enter(self, who: str, body: bytes, reached_at: str) -> tuple[int, str]:
         """A rank has come; the answer to it."""
@@ -131,15 +129,18 @@ class Hall:
         raise RuntimeError(text)
 
 
-def serve(address: str, port: int = 0) -> Any:
-    """Gloo's key-value store alone, for ranks that know their places: Horovod's server, `server_port` its port.
+def serve(address: str, port: int = 0, handler: Any = None) -> Any:
+    """Starts Gloo's key-value store: Horovod's server, `server_port` its port, by default with Horovod's handler.
+
+    This module is allowed Horovod's launcher, of which it takes the store, plain Python; operations are
+    comm/horovod.py's.
 
     Raises:
       OSError: the address cannot be taken.
     """
     from horovod.runner.http.http_server import RendezvousHandler, RendezvousHTTPServer
 
-    server = RendezvousHTTPServer((address, port), RendezvousHandler, 0)
+    server = RendezvousHTTPServer((address, port), handler or RendezvousHandler, 0)
     server.daemon_threads = True
     threading.Thread(target=server.serve_forever, name="tfdist-rendezvous", daemon=True).start()
     return server

@@ -25,7 +25,9 @@ from typing import Any
 
 import psutil
 
+from tfdist.cluster import gloo_variables
 from tfdist.comm.hall import ASK, DEADLINE, Hall, Teller
+from tfdist.comm.watch import checked_seconds
 from tfdist.meeting import Meeting
 from tfdist.tf_config import host_and_port
 
@@ -54,14 +56,8 @@ def meet(meeting: Meeting, seconds: float) -> dict[str, str]:
         mine = address = Hall(meeting, host, port, seconds).wait()
     else:
         mine, address = _Guest(meeting, host, port).wait(seconds)
-    return {
-        **meeting.environment(),
-        "HOROVOD_CONTROLLER": "gloo",
-        "HOROVOD_CPU_OPERATIONS": "gloo",
-        "HOROVOD_GLOO_RENDEZVOUS_ADDR": address,
-        "HOROVOD_GLOO_RENDEZVOUS_PORT": str(port),
-        IFACE: interface_of(mine),
-    }
+    iface = interface_of(mine)
+    return gloo_variables(meeting.rank, meeting.size, meeting, meeting.host, address, port, iface)
 
 
 def interface_of(address: str) -> str:
@@ -145,13 +141,5 @@ class _Guest:
 
 
 def _seconds() -> float:
-    text = os.environ.get(DEADLINE, "")
-    if not text:
-        return DEFAULT_SECONDS
-    try:
-        seconds = float(text)
-    except ValueError:
-        seconds = 0.0
-    if not seconds > 0:
-        raise ValueError(f"{DEADLINE} is {text!r}; it takes a positive number of seconds")
-    return seconds
+    text = os.environ.get(DEADLINE)
+    return DEFAULT_SECONDS if not text else checked_seconds(text, DEADLINE)

@@ -193,7 +193,7 @@ def set_deadline(seconds: float) -> None:
     Raises:
       ValueError: not a positive number.
     """
-    os.environ["TFDIST_DEADLINE"] = str(_checked(seconds, "set_deadline"))
+    os.environ["TFDIST_DEADLINE"] = str(checked_seconds(seconds, "set_deadline"))
     if _board is not None:
         _board.deadline = float(seconds)
 
@@ -201,7 +201,7 @@ def set_deadline(seconds: float) -> None:
 def deadline() -> float:
     """Seconds, from `set_deadline`, TFDIST_DEADLINE or the default."""
     text = os.environ.get("TFDIST_DEADLINE")
-    return DEFAULT_DEADLINE if not text else _checked(text, "TFDIST_DEADLINE")
+    return DEFAULT_DEADLINE if not text else checked_seconds(text, "TFDIST_DEADLINE")
 
 
 def start(group: Any) -> None:
@@ -214,7 +214,8 @@ def start(group: Any) -> None:
     _board = board
 
 
-def _checked(value: float | str, origin: str) -> float:
+def checked_seconds(value: float | str, origin: str) -> float:
+    """A number of seconds above 0, perhaps inf; ValueError, with where it came from, for anything else."""
     try:
         seconds = float(value)
     except ValueError:

@@ -18,7 +18,6 @@ import os
 import select
 import selectors
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -30,11 +29,13 @@ from typing import Any
 from tfdist.launch import lookout, processes
 from tfdist.launch.output import Lines
 from tfdist.launch.place import CHIEF, Place
+from tfdist.launch.ports import free_ports
 from tfdist.launch.rundir import MARK, Failure, RunDir
 from tfdist.launch.terminal import Terminal, terminal_for
 
 BEAT_SECONDS = 2.0
 SILENCE_SECONDS = 30.0
+LOOK_SECONDS = 0.5
 LEAK_SECONDS = 2.0
 
 
@@ -79,6 +80,7 @@ class Agent:
             os.write(self._answers, b"\n")  # ends what a login shell may have printed
         beat = threading.Thread(target=self._beat, daemon=True)
         beat.start()
+        look_at = 0.0
         try:
             while not (self._started and self._left == 0):
                 for key, _ in self._selector.select(BEAT_SECONDS):
@@ -86,11 +88,15 @@ class Agent:
                     if data == b"" and key.fd == self._commands:
                         return 0  # the launcher has ended, or does not want this host
                     key.data(data)
-                self._tell_patience()
-                # What has come in the meantime counts: this process may have waited for its output to be read.
-                unread, _, _ = select.select([self._commands], [], [], 0)
-                if time.monotonic() - self._heard > SILENCE_SECONDS and not unread:
-                    return 1
+                now = time.monotonic()
+                if now >= look_at:  # not with each piece of output
+                    look_at = now + LOOK_SECONDS
+                    self._tell_patience()
+                if now - self._heard > SILENCE_SECONDS:
+                    # What has come meanwhile counts: this process may have waited for its output to be read.
+                    unread, _, _ = select.select([self._commands], [], [], 0)
+                    if not unread:
+                        return 1
             self._drain()
             self.say(say="done", leaked=self._clean_up(LEAK_SECONDS))
             return 0
@@ -123,7 +129,7 @@ class Agent:
         self.say(say="reached", ok=lookout.reached(targets))
 
     def _do_ports(self, address: str, count: int) -> None:
-        self.say(say="ports", ports=lookout.free_ports(address, count))
+        self.say(say="ports", ports=free_ports(address, count))
 
     def _do_rendezvous(self, address: str) -> None:
         from tfdist.comm.hall import serve
@@ -208,12 +214,9 @@ class Agent:
         if run_dir is None:
             return
         if status and run_dir.read_failure(place.number) is None:
-            code = status if status > 0 else 128 - status
-            host, at = socket.gethostname(), time.time()
-            run_dir.write_failure(
-                Failure(place.number, host, child.pid, code, at, signal=max(0, -status), task=place.task)
-            )
-            run_dir.report("end", place.number, code=code)
+            failure = Failure.of_status(place, child.pid, status)
+            run_dir.write_failure(failure)
+            run_dir.report("end", place.number, code=failure.code)
         run_dir.report("closed", place.number)
 
     def _beat(self) -> None:

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from tfdist.launch import verdict
-from tfdist.launch.hosts import Host
+from tfdist.launch.hosts import Host, total_slots
 from tfdist.launch.outcome import Outcome
 from tfdist.launch.rundir import Failure
 from tfdist.launch.verdict import HOST_LOST
@@ -84,11 +84,6 @@ def team(hosts: Sequence[Host], resting: Sequence[str], limits: Limits) -> tuple
     return tuple(found) if limits.max_np - left >= limits.min_np else ()
 
 
-def size(hosts: Sequence[Host]) -> int:
-    """Ranks of a round on these hosts."""
-    return sum(host.slots for host in hosts)
-
-
 def changed(now: Sequence[Host], then: Sequence[Host]) -> bool:
     """Whether a round on `now` should end for one on `then`: hosts it uses are gone, or there is more room.
 
@@ -96,7 +91,7 @@ def changed(now: Sequence[Host], then: Sequence[Host]) -> bool:
     """
     offered = {host.name: host.slots for host in then}
     gone = any(offered.get(host.name, 0) < host.slots for host in now)
-    return bool(then) and (gone or size(then) > size(now))
+    return bool(then) and (gone or total_slots(then) > total_slots(now))
 
 
 def judge(outcome: Outcome, asked: bool, seconds: float, short: int, resets: int, limits: Limits) -> Next:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+
+from tfdist.cluster import Standing, standings
 
 HOST = re.compile(r"(?:(?P<user>[A-Za-z0-9._-]+)@)?(?P<name>[A-Za-z0-9._-]+)(?::(?P<slots>\d+))?")
 EXAMPLE = "host1:2,host2:2"
@@ -35,22 +37,21 @@ class Host:
 
 
 @dataclass(frozen=True)
-class Seat:
+class Seat(Standing):
     """One process of the job on its host.
 
     Attributes:
         number: of the process in the job: its rank, or its task's number.
         host: index of its host.
-        local: this process among those on the host; local_size: how many there are.
-        cross: this host among those that have a process `local`; cross_size: how many have.
     """
 
     number: int
     host: int
-    local: int
-    local_size: int
-    cross: int
-    cross_size: int
+
+
+def total_slots(hosts: Sequence[Host]) -> int:
+    """Of all hosts together."""
+    return sum(host.slots for host in hosts)
 
 
 def parse_hosts(text: str, where: str = "-H") -> tuple[Host, ...]:
@@ -92,47 +93,18 @@ def seats(hosts: Sequence[Host], count: int) -> tuple[Seat, ...]:
     Raises:
         ValueError: there are fewer slots.
     """
-    slots = sum(host.slots for host in hosts)
+    slots = total_slots(hosts)
     if not 1 <= count <= slots:
         told = ",".join(f"{host.name}:{host.slots}" for host in hosts)
         raise ValueError(
             f"{count} processes were asked for, and the hosts {told} have {slots} slots. Give a host "
             "more slots, or ask for fewer."
         )
-    places = [(h, slot) for h, host in enumerate(hosts) for slot in range(host.slots)][:count]
-    sizes = [sum(h == each for each, _ in places) for h in range(len(hosts))]
-    found = []
-    for number, (h, local) in enumerate(places):
-        level = [each for each, slot in places if slot == local]
-        found.append(Seat(number, h, local, sizes[h], level.index(h), len(level)))
-    return tuple(found)
-
-
-def horovod_env(seat: Seat, size: int, host: str, address: str, port: int, iface: str) -> dict[str, str]:
-    """The variables by which Horovod finds its place in a ring of `size` ranks over Gloo.
-
-    Args:
-        seat: of the rank.
-        size: number of ranks.
-        host: what the rank's host is called, the same for all of its ranks.
-        address, port: of the rendezvous.
-        iface: the host's network interface for the ring.
-    """
-    return {
-        "HOROVOD_RANK": str(seat.number),
-        "HOROVOD_SIZE": str(size),
-        "HOROVOD_LOCAL_RANK": str(seat.local),
-        "HOROVOD_LOCAL_SIZE": str(seat.local_size),
-        "HOROVOD_CROSS_RANK": str(seat.cross),
-        "HOROVOD_CROSS_SIZE": str(seat.cross_size),
-        "HOROVOD_HOSTNAME": host,
-        "HOROVOD_CONTROLLER": "gloo",
-        "HOROVOD_CPU_OPERATIONS": "gloo",
-        "HOROVOD_GLOO_RENDEZVOUS_ADDR": address,
-        "HOROVOD_GLOO_RENDEZVOUS_PORT": str(port),
-        "HOROVOD_GLOO_IFACE": iface,
-        "NCCL_SOCKET_IFNAME": iface,
-    }
+    taken = [h for h, host in enumerate(hosts) for _ in range(host.slots)][:count]
+    return tuple(
+        Seat(**asdict(standing), number=number, host=h)
+        for number, (h, standing) in enumerate(zip(taken, standings(taken), strict=True))
+    )
 
 
 def _host(text: str, where: str) -> Host:

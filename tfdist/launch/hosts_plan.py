@@ -6,10 +6,11 @@ import argparse
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from tfdist.launch.hosts import Host, Seat, horovod_env, parse_hosts, seats
+from tfdist.cluster import gloo_variables
+from tfdist.launch.hosts import Host, Seat, parse_hosts, seats
 from tfdist.launch.place import Place
 from tfdist.launch.plan import Process, Program, check_cores, env_of_run
-from tfdist.launch.ssh import Ssh
+from tfdist.launch.ssh import Ssh, connect_seconds
 from tfdist.launch.task_plan import NO_RESTARTS
 from tfdist.tf_config import Cluster, Task
 
@@ -68,27 +69,6 @@ class HostsJob:
         return tuple(host for h, host in enumerate(self.hosts) if any(seat.host == h for seat in self.seats))
 
 
-def task_names(ps: int, workers: int, evaluator: bool) -> tuple[str, ...]:
-    """In the order of `Cluster.tasks`; without ps there are workers alone."""
-    names = ["chief/0"] if ps else []
-    names += [f"ps/{i}" for i in range(ps)] + [f"worker/{i}" for i in range(workers)]
-    return tuple([*names, "evaluator/0"] if evaluator else names)
-
-
-def cluster_of(tasks: Sequence[str], addresses: Sequence[str]) -> Cluster:
-    """The cluster of tasks with these "host:port"s."""
-    by_job: dict[str, list[str]] = {}
-    for name, address in zip(tasks, addresses, strict=True):
-        by_job.setdefault(name.split("/")[0], []).append(address)
-    chief = by_job.get("chief")
-    return Cluster(
-        chief[0] if chief else None,
-        tuple(by_job.get("worker", ())),
-        tuple(by_job.get("ps", ())),
-        tuple(by_job.get("evaluator", ())),
-    )
-
-
 def rank_envs(
     job: HostsJob, networks: Sequence[tuple[str, str]], address: str, port: int
 ) -> list[dict[str, str]]:
@@ -99,11 +79,12 @@ def rank_envs(
         networks: (interface, address) by host.
         address, port: of the rendezvous.
     """
-    names = [host.name for host in job.hosts]
-    return [
-        horovod_env(seat, job.ranks, names[seat.host], address, port, networks[seat.host][0])
-        for seat in job.seats
-    ]
+    found = []
+    for seat in job.seats:
+        iface, name = networks[seat.host][0], job.hosts[seat.host].name
+        env = gloo_variables(seat.number, job.ranks, seat, name, address, port, iface)
+        found.append({**env, "NCCL_SOCKET_IFNAME": iface})
+    return found
 
 
 def task_envs(job: HostsJob, cluster: Cluster, inherited: Mapping[str, str]) -> list[dict[str, str]]:
@@ -111,8 +92,7 @@ def task_envs(job: HostsJob, cluster: Cluster, inherited: Mapping[str, str]) -> 
     more = {} if "GRPC_FAIL_FAST" in inherited else {"GRPC_FAIL_FAST": "use_caller"}
     found = []
     for name in job.tasks:
-        kind, index = name.split("/")
-        found.append({"TF_CONFIG": cluster.tf_config(Task(kind, int(index))), **more})
+        found.append({"TF_CONFIG": cluster.tf_config(Task.parse(name)), **more})
     return found
 
 
@@ -120,7 +100,7 @@ def seated_arguments(job: HostsJob, seat: Seat) -> list[str]:
     """Arguments of rank.py for one process, without those that all have."""
     words = [] if job.cores_per_rank is None else ["--cores-per-rank", str(job.cores_per_rank)]
     if job.tasks:
-        words += ["--place", job.places[seat.number].written(), "--local-rank", str(seat.local)]
+        words += ["--place", job.places[seat.number].written(), "--local-rank", str(seat.local_rank)]
         words += ["--restarts", str(job.restarts)]
     return words
 
@@ -179,7 +159,7 @@ def parse(words: Sequence[str]) -> tuple[HostsJob, str, str]:
         given.ranks,
         given.cores_per_rank,
         given.restarts,
-        Ssh(given.ssh_port, given.ssh_identity_file, max(1, int(given.start_timeout) // 2)),
+        Ssh(given.ssh_port, given.ssh_identity_file, connect_seconds(given.start_timeout)),
         given.network_interfaces,
         given.start_timeout,
     )

@@ -11,7 +11,6 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Mapping
 from typing import IO, Any, cast
 
 import psutil
@@ -37,25 +36,17 @@ class Link:
 
     Attributes:
         host: the host.
-        command: what was started here.
         heard: when it last said something, by `time.monotonic`.
         done: it has said that all of its processes have ended.
         running: it was told to start them.
     """
 
-    def __init__(
-        self, index: int, host: Host, options: Ssh, python: str, inbox: queue.SimpleQueue[Any]
-    ):
+    def __init__(self, index: int, host: Host, options: Ssh, inbox: queue.SimpleQueue[Any]):
         self.host = host
-        self._index, self._inbox, self._python = index, inbox, python
+        self._index, self._inbox = index, inbox
         self.done = self.running = False
-        if is_here(host):
-            self.command = [python, *AGENT]
-            start = self.command
-        else:
-            self.command = options.command(host)
-            line = ssh.remote_shell(os.getcwd(), python, AGENT, os.environ.get("PYTHONPATH", ""))
-            start = [*self.command, line]
+        start = start_command(host, options, os.environ.get("PYTHONPATH", ""))
+        self._reach = options.command(host)
         self._process = subprocess.Popen(
             start,
             stdin=subprocess.PIPE,
@@ -91,7 +82,7 @@ class Link:
         if self.running:
             words = self.last_words() or f"exit code {code}"
             return f"the connection to its agent ended while the job ran ({words})"
-        return ssh.failure(self.host, self.command, code, self._said, self._python)
+        return ssh.failure(self.host, self._reach, code, self._said, sys.executable)
 
     def last_words(self) -> str:
         """The last line that came from there and was no message."""
@@ -127,6 +118,19 @@ class Link:
             self._said = (self._said + data.decode(errors="replace"))[-TAIL:]
 
 
+def start_command(host: Host, options: Ssh, path: str) -> list[str]:
+    """What to run here to have an agent on the host, with the Python of this one, which is to be at the same place.
+
+    Args:
+        host: the host.
+        options: how it is reached.
+        path: value of PYTHONPATH there, "" to leave it as it is.
+    """
+    if is_here(host):
+        return [sys.executable, *AGENT]
+    return [*options.command(host), ssh.remote_shell(os.getcwd(), sys.executable, AGENT, path)]
+
+
 def message_of(line: str) -> dict[str, Any] | None:
     """What an agent says by a line; None for a line that is not an agent's."""
     try:
@@ -146,13 +150,3 @@ def is_here(host: Host) -> bool:
         return False  # ssh may know the name from its own configuration
     mine = {entry.address for entries in psutil.net_if_addrs().values() for entry in entries}
     return any(str(address).startswith("127.") or address == "::1" or address in mine for address in found)
-
-
-def environment() -> Mapping[str, str]:
-    """What the processes on all hosts get from this one."""
-    return ssh.forwarded(os.environ)
-
-
-def python() -> str:
-    """The interpreter, which is to be at the same place on all hosts."""
-    return sys.executable

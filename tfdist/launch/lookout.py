@@ -27,7 +27,6 @@ def facts(program: str) -> Facts:
     """Of this host; `program` is the file to be run, "" for a module."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return Facts(
-        hostname=socket.gethostname(),
         python=platform.python_version(),
         versions={name: _version(name) for name in COMPARED},
         controllers=built_controllers(),
@@ -94,15 +93,6 @@ def reached(targets: Sequence[tuple[int, str, int, str]]) -> list[tuple[int, str
     with ThreadPoolExecutor(min(64, len(targets))) as pool:
         good = list(pool.map(answers, targets))
     return [(target[0], target[1]) for target, ok in zip(targets, good, strict=True) if ok]
-
-
-def free_ports(address: str, count: int) -> list[int]:
-    """`count` different ports of the address that nobody uses now."""
-    with contextlib.ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for each in sockets:
-            each.bind((address, 0))
-        return [each.getsockname()[1] for each in sockets]
 
 
 def _version(name: str) -> str:

@@ -17,7 +17,6 @@ class Facts:
     """What an agent says of its host.
 
     Attributes:
-        hostname: as it calls itself.
         python: version, as "3.11.7".
         versions: of `COMPARED`, "" for what is not there.
         controllers: of its Horovod, None where there is none.
@@ -26,7 +25,6 @@ class Facts:
         cores: that a process may use.
     """
 
-    hostname: str
     python: str
     versions: Mapping[str, str]
     controllers: tuple[str, ...] | None

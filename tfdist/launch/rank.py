@@ -94,18 +94,8 @@ class Rank:
             signal_group(self.child.pid, signal.SIGKILL)  # worker processes that ignored the signal
         rank = self.place.number
         if code and self.run_dir.read_failure(rank) is None:
-            self.run_dir.write_failure(
-                Failure(
-                    rank=rank,
-                    host=socket.gethostname(),
-                    pid=self.child.pid,
-                    code=code,
-                    at=at,
-                    signal=max(0, -status),
-                    told=self.told,
-                    task=self.place.task,
-                )
-            )
+            failure = Failure.of_status(self.place, self.child.pid, status, at, self.told)
+            self.run_dir.write_failure(failure)
         if not self.run_dir.report("end", rank, code=code):
             self.run_dir.remove()
         return code

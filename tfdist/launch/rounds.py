@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import os
-import sys
 import threading
 import time
 import uuid
 from collections.abc import Callable, Sequence
 
+from tfdist.cluster import JOB, ROUND
 from tfdist.launch import elastic
 from tfdist.launch.discovery import Discovery, DiscoveryError
 from tfdist.launch.elastic import REST_SECONDS, SHORT_SECONDS, Limits
-from tfdist.launch.hosts import Host
+from tfdist.launch.hosts import Host, total_slots
 from tfdist.launch.logs import LogFiles
 from tfdist.launch.outcome import Outcome
 from tfdist.launch.run import AnyJob, explain_run, open_logs, run_once, say, signals_passed_to
-from tfdist.launch.spread import JOB, ROUND
 from tfdist.launch.supervise import Supervisor
 
 LOOK_SECONDS = 1.0
@@ -65,7 +64,7 @@ class Rounds:
             if not hosts:
                 return 128 + self._signal if self._signal else 1
             names = ", ".join(f"{host.name}:{host.slots}" for host in hosts)
-            ranks = elastic.size(hosts)
+            ranks = total_slots(hosts)
             say(f"round {number}: {ranks} rank{'s' * (ranks > 1)} on {names}")
             os.environ[ROUND] = str(number)
             job, began = self._job_on(hosts), time.monotonic()
@@ -138,7 +137,6 @@ class Rounds:
                 return ()
             if not told:
                 told = True
-                sys.stderr.flush()
                 say(f"waiting for hosts with {self._limits.min_np} slots (--min-np)")
             time.sleep(LOOK_SECONDS)
         return ()

@@ -30,7 +30,6 @@ from tfdist.launch.plan import (
 )
 from tfdist.launch.rundir import RunDir
 from tfdist.launch.spawn import show
-from tfdist.launch.ssh import remote_shell
 from tfdist.launch.supervise import Supervisor
 from tfdist.launch.task_plan import TaskJob, plan_tasks, task_process
 from tfdist.launch.terminal import terminal_for, terminal_here
@@ -89,22 +88,14 @@ def dry_run(job: AnyJob) -> str:
 def dry_run_hosts(job: HostsJob) -> str:
     """What would be started on several hosts: who is where, and the command for each host."""
     lines = []
+    path = process_of(job, "RUN_DIR").environment(os.environ).get("PYTHONPATH", "")
     for index, host in enumerate(job.used):
         who = ", ".join(job.places[seat.number].who for seat in job.seats if seat.host == index)
-        agent = shlex.join([links.python(), *links.AGENT])
-        command = agent
-        if not links.is_here(host):
-            line = remote_shell(os.getcwd(), links.python(), links.AGENT, pythonpath(job))
-            command = shlex.join([*job.ssh.command(host), line])
+        command = shlex.join(links.start_command(host, job.ssh, path))
         lines.append(f"{host.name}: {who}: {command}")
     program = " ".join([job.program.target, *job.program.args])
     lines.append(f"each runs {program}; addresses and ports are chosen when all hosts have answered")
     return "\n".join(lines)
-
-
-def pythonpath(job: HostsJob) -> str:
-    """PYTHONPATH of the processes that are started."""
-    return process_of(job, "RUN_DIR").environment(os.environ).get("PYTHONPATH", "")
 
 
 def run(job: AnyJob, log_dir: str | None = None) -> int:

@@ -18,6 +18,7 @@ import errno
 import json
 import os
 import shutil
+import socket
 import tempfile
 import time
 from collections.abc import Iterable
@@ -53,6 +54,22 @@ class Failure:
     signal: int = 0
     told: bool = False
     task: str = ""
+
+    @classmethod
+    def of_status(
+        cls, place: Place, pid: int, status: int, at: float | None = None, told: bool = False
+    ) -> Failure:
+        """Of a process of this host that ended with a status, as `Popen.returncode` has it, and said no more."""
+        return cls(
+            rank=place.number,
+            host=socket.gethostname(),
+            pid=pid,
+            code=status if status >= 0 else 128 - status,
+            at=time.time() if at is None else at,
+            signal=max(0, -status),
+            told=told,
+            task=place.task,
+        )
 
     @property
     def who(self) -> str:

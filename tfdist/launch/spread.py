@@ -17,19 +17,20 @@ import sys
 import threading
 import time
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
+from tfdist import patience
+from tfdist.cluster import ROUND
 from tfdist.launch import hosts_plan, links, preflight
 from tfdist.launch.hosts_plan import HostsJob
 from tfdist.launch.links import HostError, Link
 from tfdist.launch.preflight import Facts
 from tfdist.launch.rundir import MARK, Failure, RunDir
+from tfdist.launch.ssh import forwarded
 from tfdist.launch.verdict import HOST_LOST
+from tfdist.new_cluster import cluster_of
 
 BEAT_SECONDS = 2.0
-# In the environment of an elastic job: the number of its round, and a name that no other job has.
-ROUND, JOB = "TFDIST_ROUND", "TFDIST_JOB"
 
 
 class Spread:
@@ -46,8 +47,7 @@ class Spread:
         self._ends_at = time.monotonic() + job.start_seconds
         self._over = threading.Event()
         self.links = [
-            Link(index, host, job.ssh, sys.executable, self._inbox)
-            for index, host in enumerate(self.hosts)
+            Link(index, host, job.ssh, self._inbox) for index, host in enumerate(self.hosts)
         ]
 
     def interrupt(self, signum: int, frame: Any = None) -> None:
@@ -78,7 +78,6 @@ class Spread:
         count = len(self.job.places)
         self.run_dir.report("note", 0, text=f"{count} process{'es' * (count > 1)} on {where}"[:3000])
         envs = self._envs(networks)
-        common = dict(links.environment())
         for index, link in enumerate(self.links):
             places = [
                 (
@@ -93,7 +92,7 @@ class Spread:
             # The first process is on the first host.
             terminal = "" if index else self._terminal
             link.running = True
-            link.send(do="start", env=common, places=places, program=words, terminal=terminal)
+            link.send(do="start", env=forwarded(os.environ), places=places, program=words, terminal=terminal)
 
     def _networks(self, facts: Sequence[Facts]) -> list[tuple[str, str]]:
         """(interface, address) by which each host is reached by all others."""
@@ -126,9 +125,9 @@ class Spread:
             count = sum(seat.host == index for seat in job.seats)
             link.send(do="ports", address=networks[index][1], count=count)
         free = [each["ports"] for each in self._answers("ports")]
-        addresses = [f"{networks[seat.host][1]}:{free[seat.host][seat.local]}" for seat in job.seats]
-        cluster = hosts_plan.cluster_of(job.tasks, addresses)
-        return hosts_plan.task_envs(job, cluster, links.environment())
+        addresses = [f"{networks[seat.host][1]}:{free[seat.host][seat.local_rank]}" for seat in job.seats]
+        cluster = cluster_of(job.tasks, addresses)
+        return hosts_plan.task_envs(job, cluster, forwarded(os.environ))
 
     def _ask(self, answer: str, do: str, **arguments: Any) -> list[dict[str, Any]]:
         for link in self.links:
@@ -215,7 +214,8 @@ class Spread:
             failure = message["failure"]
             self.run_dir.write_failure(Failure(**{**failure, "kind": tuple(failure["kind"])}))
         elif what == "patience":
-            copy_patience(self.run_dir.patience_file(message["n"]), message["text"])
+            # What a rank there asks for, where the supervisor looks for it.
+            patience.put(self.run_dir.patience_file(message["n"]), message["text"])
         elif what == "signal":
             self._stop(message["signal"])
         elif what == "error":
@@ -285,16 +285,6 @@ class Spread:
             thread.start()
         for thread in threads:
             thread.join()
-
-
-def copy_patience(path: Path, text: str) -> None:
-    """What a rank of another host asks for (tfdist/patience.py), where the supervisor looks for it."""
-    if not text:
-        path.unlink(missing_ok=True)
-        return
-    draft = path.with_suffix(".tmp")
-    draft.write_text(text)
-    draft.replace(path)
 
 
 def refuse(lines: Sequence[str]) -> None:

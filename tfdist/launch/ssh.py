@@ -61,6 +61,11 @@ def forwarded(env: Mapping[str, str]) -> dict[str, str]:
     }
 
 
+def connect_seconds(start: float) -> int:
+    """Of the seconds for a whole start, those for a connection."""
+    return max(1, int(start) // 2)
+
+
 def remote_shell(directory: str, python: str, arguments: Sequence[str], path: str = "") -> str:
     """A line for the remote user's shell: change to the directory, then become Python.
 

@@ -289,7 +289,7 @@ class Supervisor:
         pid, host = self._runners[rank]
         if rank in self._away:
             why = "the process that held the connection to its host ended"
-            return Failure(rank, host, pid, 1, time.time(), ("HostLost",), why, task=self.places[rank].task)
+            return Failure(rank, host, pid, 1, time.time(), (verdict.HOST_LOST,), why, task=self.places[rank].task)
         return Failure(
             rank=rank,
             host=host,

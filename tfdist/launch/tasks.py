@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -74,18 +73,9 @@ class Tasks:
             self._crashed = status
             self.stop()
             return
-        self.run_dir.write_failure(
-            Failure(
-                rank=place.number,
-                host=socket.gethostname(),
-                pid=self._children[place].pid,
-                code=128 - status,
-                at=time.time(),
-                signal=-status,
-                task=place.task,
-            )
-        )
-        self.run_dir.report("end", place.number, code=128 - status)
+        failure = Failure.of_status(place, self._children[place].pid, status)
+        self.run_dir.write_failure(failure)
+        self.run_dir.report("end", place.number, code=failure.code)
 
 
 def main() -> None:

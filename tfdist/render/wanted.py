@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from tfdist.new_cluster import cluster_of, task_names
 from tfdist.tf_config import Cluster, Task
 
 PORT = 2222  # that of TensorFlow's tutorials, of Kubeflow's TFJob, and here of sshd too
@@ -57,11 +58,8 @@ class Wanted:
 
     def cluster(self) -> Cluster:
         """The tasks, each at a host of its name: what TF_CONFIG says where the network has such names."""
-        workers = tuple(f"worker-{i}:{PORT}" for i in range(self.workers))
-        if not self.ps:
-            return Cluster(None, workers)
-        ps = tuple(f"ps-{i}:{PORT}" for i in range(self.ps))
-        return Cluster(f"chief:{PORT}", workers, ps, (f"evaluator:{PORT}",) if self.evaluator else ())
+        names = task_names(self.ps, self.workers, self.evaluator)
+        return cluster_of(names, [f"{service(Task.parse(name))}:{PORT}" for name in names])
 
 
 def service(task: Task) -> str:

@@ -11,9 +11,9 @@ from typing import Any
 
 import keras
 
+from tfdist.cluster import ROUND
 from tfdist.comm import watch
 
-ROUND, JOB = "TFDIST_ROUND", "TFDIST_JOB"  # set in an elastic job, whose name the second is (launch/rounds.py)
 PROGRESS = "_checkpoint"  # the fact by which rank 0 tells the others where its checkpoint is
 
 
